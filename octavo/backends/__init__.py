@@ -1,0 +1,1 @@
+"""Backends: what turns a Program and weights into something that runs."""

@@ -1,0 +1,16 @@
+"""Frozen configuration. The dataclass defaults here are the only defaults in octavo.
+
+Flags are generated from the fields (``args/engine_args.py``); ``field(metadata=...)`` carries the help text.
+Each part of the engine receives only the config it needs. Knows nothing of files, hardware or HTTP.
+"""
+
+from octavo.config.engine import (
+    BackendConfig,
+    CacheConfig,
+    EngineConfig,
+    ModelConfig,
+    SchedulerConfig,
+)
+from octavo.config.server import ServerConfig
+
+__all__ = ["BackendConfig", "CacheConfig", "EngineConfig", "ModelConfig", "SchedulerConfig", "ServerConfig"]

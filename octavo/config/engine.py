@@ -1,0 +1,96 @@
+"""Configuration of the engine: model, KV cache, scheduler, backend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from octavo.exceptions import ConfigError
+
+
+def option(default: Any, help: str, **meta: Any) -> Any:
+    """A dataclass field that is also a command-line flag; ``help`` is its help text."""
+    return field(default=default, metadata={"help": help, **meta})
+
+
+def _require(ok: bool, name: str, value: object, rule: str) -> None:
+    if not ok:
+        raise ConfigError(f"{name} = {value!r}: must be {rule}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Which model, and how much of its context is used."""
+
+    model: str = option("smollm2-135m", "catalogue name, GGUF file, folder with safetensors, or hub id", positional=True)
+    served_model_name: str | None = option(None, "name in the API (default: the MODEL as given)")
+    dtype: Literal["auto", "bfloat16", "float32"] = option(
+        "auto", "computation type of unquantised weights; auto keeps bf16 for 16-bit checkpoints, float32 otherwise"
+    )
+    max_model_len: int | None = option(None, "longest prompt + output, in tokens (default: the model's own)")
+    seed: int = option(0, "seed of requests that bring none")
+    cache_dir: str | None = option(None, "where models are kept (default: $OCTAVO_CACHE or ~/.cache/octavo)")
+
+    def __post_init__(self) -> None:
+        _require(self.max_model_len is None or self.max_model_len >= 2, "max_model_len", self.max_model_len, "at least 2")
+        _require(self.dtype in ("auto", "bfloat16", "float32"), "dtype", self.dtype, "auto, bfloat16 or float32")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheConfig:
+    """The paged KV cache."""
+
+    block_size: int = option(16, "tokens per KV block")
+    kv_cache_memory: int | None = option(None, "bytes for KV blocks, e.g. 2GiB (default: from free memory)", size=True)
+    enable_prefix_caching: bool = option(True, "reuse the KV blocks of equal prefixes")
+
+    def __post_init__(self) -> None:
+        _require(self.block_size in (16, 32, 64, 128), "block_size", self.block_size, "16, 32, 64 or 128")
+        _require(self.kv_cache_memory is None or self.kv_cache_memory > 0, "kv_cache_memory", self.kv_cache_memory, "positive")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig:
+    """How a step is put together."""
+
+    max_num_seqs: int = option(64, "most requests computed in one step")
+    max_num_batched_tokens: int = option(2048, "most tokens computed in one step")
+    enable_chunked_prefill: bool = option(True, "split long prompts over several steps")
+    long_prefill_token_threshold: int = option(0, "most prompt tokens of one request in a step (0: only the step's budget)")
+    policy: Literal["fcfs"] = option("fcfs", "order of requests")
+
+    def __post_init__(self) -> None:
+        _require(self.max_num_seqs >= 1, "max_num_seqs", self.max_num_seqs, "at least 1")
+        _require(
+            self.max_num_batched_tokens >= self.max_num_seqs,
+            "max_num_batched_tokens",
+            self.max_num_batched_tokens,
+            f"at least max_num_seqs ({self.max_num_seqs})",
+        )
+        _require(
+            self.long_prefill_token_threshold >= 0,
+            "long_prefill_token_threshold",
+            self.long_prefill_token_threshold,
+            "0 or more",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackendConfig:
+    """Which kernels run the model."""
+
+    backend: Literal["auto", "cpu", "reference"] = option("auto", "kernels that run the model")
+    threads: int | None = option(None, "compute threads (default: one per physical core)")
+
+    def __post_init__(self) -> None:
+        _require(self.threads is None or 1 <= self.threads <= 256, "threads", self.threads, "1..256")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Everything one engine core needs. Paths and sizes left None are filled in by ``args.resolve``."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    backend: BackendConfig = field(default_factory=BackendConfig)

@@ -1,0 +1,21 @@
+"""Configuration of the HTTP server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.config.engine import _require, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """Where the server listens and whom it lets in."""
+
+    host: str = option("127.0.0.1", "address to listen on (0.0.0.0: every interface)")
+    port: int = option(8000, "port to listen on")
+    api_key: str | None = option(None, "key that clients must send as 'Authorization: Bearer KEY'", env="OCTAVO_API_KEY")
+    shutdown_timeout: float = option(30.0, "seconds that running requests get after SIGTERM")
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.port <= 65535, "port", self.port, "0..65535")
+        _require(self.shutdown_timeout >= 0, "shutdown_timeout", self.shutdown_timeout, "0 or more")

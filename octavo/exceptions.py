@@ -1,0 +1,68 @@
+"""Every error octavo raises on purpose, as one tree.
+
+OctavoError
+├── ConfigError            a flag or argument is wrong; the process should not start
+├── ModelError             the model cannot be used
+│   ├── FormatError        a file is malformed (names file, key and offset)
+│   ├── UnsupportedModel   well formed, but an architecture/type/feature octavo lacks
+│   └── ModelNotFound      no such name, file, folder or hub id
+├── ValidationError        one request is wrong (names parameter and value; HTTP 400)
+├── RequestError           one request failed while running (HTTP 500 for that request alone)
+├── EngineDeadError        the engine core is gone (HTTP 503)
+└── KernelError            a backend cannot run an op
+"""
+
+from __future__ import annotations
+
+
+class OctavoError(Exception):
+    """Root of all deliberate errors; the message is fit to show to a person."""
+
+
+class ConfigError(OctavoError):
+    """A flag or constructor argument is out of range or contradicts another."""
+
+
+class ModelError(OctavoError):
+    """The model cannot be loaded."""
+
+
+class FormatError(ModelError):
+    """A model file is malformed. ``path``, ``key`` and ``offset`` say where."""
+
+    def __init__(self, path: object, reason: str, *, key: str | None = None, offset: int | None = None):
+        where = f"{path}"
+        if key is not None:
+            where += f", key {key!r}"
+        if offset is not None:
+            where += f", offset {offset}"
+        super().__init__(f"{where}: {reason}")
+        self.path, self.key, self.offset, self.reason = path, key, offset, reason
+
+
+class UnsupportedModel(ModelError):
+    """The checkpoint is well formed but uses something octavo does not implement."""
+
+
+class ModelNotFound(ModelError):
+    """No catalogue name, file, folder or hub repository answers to this name."""
+
+
+class ValidationError(OctavoError):
+    """A request is invalid. ``parameter`` is the API field at fault, or None."""
+
+    def __init__(self, message: str, *, parameter: str | None = None, value: object = None):
+        super().__init__(message)
+        self.parameter, self.value = parameter, value
+
+
+class RequestError(OctavoError):
+    """One request failed while it ran; others are unaffected."""
+
+
+class EngineDeadError(OctavoError):
+    """The engine core process ended unexpectedly or cannot be reached."""
+
+
+class KernelError(OctavoError):
+    """A backend has no kernel for an op, shape or dtype."""

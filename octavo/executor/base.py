@@ -1,0 +1,40 @@
+"""The executor's contract, as the engine core sees it. Imports neither numpy nor torch."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Protocol
+
+from octavo.messages import KVCacheSpec, ModelRunnerOutput, SchedulerOutput
+
+
+class Executor(Protocol):
+    """Owns the workers. Life: load_model, initialize_kv_cache, execute_model..., shutdown."""
+
+    def load_model(self) -> None:
+        """Read weights. Raises ModelError."""
+        ...
+
+    def kv_cache_spec(self) -> KVCacheSpec:
+        """Valid after load_model."""
+        ...
+
+    def available_kv_memory(self) -> int:
+        """Bytes that may be used for KV blocks when the user gave no number. Valid after load_model."""
+        ...
+
+    def initialize_kv_cache(self, num_blocks: int) -> None:
+        """Allocate ``num_blocks`` blocks (block 0 is the null block) and prepare the program."""
+        ...
+
+    def execute_model(self, plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        """Run one step. Plans run in the order given. The future holds the result or the exception that ended it."""
+        ...
+
+    def describe(self) -> dict[str, str]:
+        """Facts for the start-up screen: kernels, threads, weights format and bytes."""
+        ...
+
+    def shutdown(self) -> None:
+        """Release workers; idempotent."""
+        ...

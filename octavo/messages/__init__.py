@@ -1,0 +1,31 @@
+"""Frozen structs: all that the front end, the engine core and the workers say to each other.
+
+Plain Python values only (no numpy, no torch), so that each message can cross a process border as msgpack.
+"""
+
+from octavo.messages.engine import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    FinishReason,
+    SchedulerStats,
+    TokenLogprobs,
+)
+from octavo.messages.kv_cache import KVCacheSpec
+from octavo.messages.sampling_params import SamplingParams
+from octavo.messages.step import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
+
+__all__ = [
+    "CachedRequestData",
+    "EngineCoreOutput",
+    "EngineCoreOutputs",
+    "EngineCoreRequest",
+    "FinishReason",
+    "KVCacheSpec",
+    "ModelRunnerOutput",
+    "NewRequestData",
+    "SamplingParams",
+    "SchedulerOutput",
+    "SchedulerStats",
+    "TokenLogprobs",
+]

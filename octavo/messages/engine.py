@@ -1,0 +1,79 @@
+"""Messages between the front end (API process) and the engine core."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from octavo.messages.sampling_params import SamplingParams
+
+
+class FinishReason(enum.StrEnum):
+    """Why a request ended, in OpenAI's words plus ``abort`` and ``error``."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One sequence to continue. ``request_id`` is internal and unique for ever (never the client's own id)."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    arrival_time: float  # time.monotonic() seconds, comparable across processes of one machine
+    eos_token_ids: list[int] = []  # ids that end the sequence unless ignore_eos (generation_config + tokenizer)
+    priority: int = 0
+    cache_salt: str | None = None
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities at one position: entry 0 is the sampled (or prompt) token itself, then the top k by rank.
+
+    ``ranks`` are 1-based ranks in the full vocabulary. All values are finite.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    ranks: list[int]
+
+
+class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one step gave one request."""
+
+    request_id: str
+    new_token_ids: list[int] = []
+    new_logprobs: list[TokenLogprobs] | None = None  # one per new token, if asked for
+    new_prompt_logprobs: list[TokenLogprobs] | None = None  # positions 1.. of the prompt, in order, as they are computed
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None  # the stop token id that matched; None for EOS
+    error: str | None = None  # set with finish_reason ERROR
+    num_cached_tokens: int = 0  # prompt tokens taken from the prefix cache (valid from the first output on)
+    queued_time: float | None = None  # monotonic seconds, on the first output of a request
+    scheduled_time: float | None = None  # first time it was scheduled, on the first output of a request
+    num_preemptions: int = 0
+
+
+class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Counters of one step; the ``*_delta`` fields count since the previous message."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_cache_usage: float = 0.0  # referenced blocks / usable blocks, 0..1
+    num_blocks: int = 0
+    prefix_cache_queries_delta: int = 0  # tokens
+    prefix_cache_hits_delta: int = 0  # tokens
+    num_preemptions_delta: int = 0
+    iteration_tokens: int = 0  # tokens computed in this step
+    step_seconds: float = 0.0
+
+
+class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """All outputs of one step."""
+
+    outputs: list[EngineCoreOutput] = []
+    timestamp: float = 0.0  # monotonic seconds at the end of the step
+    stats: SchedulerStats | None = None

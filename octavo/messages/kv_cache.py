@@ -1,0 +1,27 @@
+"""What one layer group keeps in its KV cache."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class KVCacheSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Shape of the KV cache of one group of layers.
+
+    ``element_size`` is bytes per stored number (2 for bf16). One block holds ``block_size`` tokens of every layer.
+    """
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    element_size: int
+    block_size: int
+
+    @property
+    def bytes_per_token(self) -> int:
+        """2 (K and V) x element size x layers x KV heads x head dim."""
+        return 2 * self.element_size * self.num_layers * self.num_kv_heads * self.head_dim
+
+    @property
+    def bytes_per_block(self) -> int:
+        return self.bytes_per_token * self.block_size

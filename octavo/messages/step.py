@@ -1,0 +1,61 @@
+"""Messages between scheduler and worker: a step is numbers, never phases.
+
+token positions of one request in one step:
+
+    0 ......... num_computed_tokens ......... num_tokens
+    |  KV is in the blocks  |<- num_scheduled ->|
+                            computed by this step; if it reaches num_tokens, the last row is sampled
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from octavo.messages.engine import TokenLogprobs
+from octavo.messages.sampling_params import SamplingParams
+
+
+class NewRequestData(msgspec.Struct, frozen=True, kw_only=True):
+    """A request the worker does not know (new, or resubmitted after preemption)."""
+
+    request_id: str
+    token_ids: list[int]  # prompt, then any output made before a preemption
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    block_ids: list[int]  # the whole block table
+    sampling_params: SamplingParams
+    eos_token_ids: list[int] = []
+
+
+class CachedRequestData(msgspec.Struct, frozen=True, kw_only=True):
+    """A request the worker knows: only what changed. Listed for every continuing request of the step."""
+
+    request_id: str
+    num_computed_tokens: int
+    new_block_ids: list[int] = []  # appended to its block table
+
+
+class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """The plan of one step. The keys of ``num_scheduled_tokens`` are exactly the new + cached requests."""
+
+    step_id: int
+    num_scheduled_tokens: dict[str, int]
+    new_requests: list[NewRequestData] = []
+    cached_requests: list[CachedRequestData] = []
+    finished_request_ids: list[str] = []  # forget these first (finished, aborted or preempted)
+    block_copies: list[tuple[int, int]] = []  # (source, destination) block ids, run before the forward
+    draft_token_ids: dict[str, list[int]] = {}
+
+    @property
+    def total_num_scheduled_tokens(self) -> int:
+        return sum(self.num_scheduled_tokens.values())
+
+
+class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step computed. A request whose chunk did not reach its last known token has no entry."""
+
+    step_id: int
+    sampled_token_ids: dict[str, list[int]] = {}
+    logprobs: dict[str, list[TokenLogprobs]] = {}  # one per sampled token, for requests that asked
+    prompt_logprobs: dict[str, list[TokenLogprobs]] = {}  # for positions whose predecessor was computed in this step
+    errors: dict[str, str] = {}  # requests that failed alone (NaN logits, a sampler exception)

@@ -1,0 +1,59 @@
+"""Weight: one named tensor in one of four canonical formats, whatever file it came from.
+
+Every stored value of every checkpoint format maps onto these without loss:
+
+    float       data [N, K] float32, or bfloat16 kept as uint16
+    int8_group  value[n, k] = scale[n, k // g] * q[n, k] + minimum[n, k // g]      q int8
+    int4_group  the same with q in 0..15, two per byte
+
+Schemes (``quantization/schemes/*.py``) make these from checkpoint tensors; backends read nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Format = Literal["float32", "bfloat16", "int8_group", "int4_group"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weight:
+    """A parameter of shape ``shape`` ([K] vectors or [N, K] matrices, K fastest).
+
+    ``data`` by format: float32 ``[*shape] float32``; bfloat16 ``[*shape] uint16``; int8_group ``[N, K] int8``;
+    int4_group ``[N, K // 2] uint8``, byte j of a row holds element 2j in its low and 2j+1 in its high nibble.
+    ``scale``/``minimum``: ``[N, K // group_size]`` float32 or float16 (exact); ``minimum`` None means zero.
+    ``source``: the checkpoint's own name of the type, for people (``"Q4_1"``, ``"BF16"``).
+    """
+
+    format: Format
+    shape: tuple[int, ...]
+    data: npt.NDArray[np.generic]
+    scale: npt.NDArray[np.floating] | None = None
+    minimum: npt.NDArray[np.floating] | None = None
+    group_size: int = 0
+    source: str = ""
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(a.nbytes for a in (self.data, self.scale, self.minimum) if a is not None)
+
+    def dequantize(self) -> npt.NDArray[np.float32]:
+        """The stored values as float32 ``[*shape]`` (exact up to float32 rounding of scale*q+minimum)."""
+        if self.format == "float32":
+            return self.data.astype(np.float32, copy=False)
+        if self.format == "bfloat16":
+            return (self.data.astype(np.uint32) << 16).view(np.float32)
+        assert self.scale is not None
+        q = self.data
+        if self.format == "int4_group":
+            q = np.stack([self.data & 15, self.data >> 4], axis=-1).reshape(self.shape)  # type: ignore[operator]
+        grouped = q.astype(np.float32).reshape(self.shape[0], -1, self.group_size)
+        out = grouped * self.scale.astype(np.float32)[..., None]
+        if self.minimum is not None:
+            out += self.minimum.astype(np.float32)[..., None]
+        return out.reshape(self.shape)
