@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.program import Program
-from octavo.quantization.base import Weight
+from octavo.quantization.base import Weights
 
 Int32Array = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
@@ -78,6 +78,6 @@ class Backend(Protocol):
         """Bytes per number in the KV cache."""
         ...
 
-    def prepare(self, program: Program, weights: Mapping[str, Weight], limits: Limits) -> Runnable:
+    def prepare(self, program: Program, weights: Weights, limits: Limits) -> Runnable:
         """Pack weights, plan buffers, allocate the KV cache. Raises KernelError naming an op it cannot run."""
         ...

@@ -7,12 +7,13 @@ from octavo.messages.engine import (
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
+    EngineInfo,
     FinishReason,
     SchedulerStats,
     TokenLogprobs,
 )
 from octavo.messages.kv_cache import KVCacheSpec
-from octavo.messages.sampling_params import SamplingParams
+from octavo.messages.sampling_params import RequestOutputKind, SamplingParams
 from octavo.messages.step import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
 
 __all__ = [
@@ -20,10 +21,12 @@ __all__ = [
     "EngineCoreOutput",
     "EngineCoreOutputs",
     "EngineCoreRequest",
+    "EngineInfo",
     "FinishReason",
     "KVCacheSpec",
     "ModelRunnerOutput",
     "NewRequestData",
+    "RequestOutputKind",
     "SamplingParams",
     "SchedulerOutput",
     "SchedulerStats",

@@ -27,6 +27,7 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     arrival_time: float  # time.monotonic() seconds, comparable across processes of one machine
     eos_token_ids: list[int] = []  # ids that end the sequence unless ignore_eos (generation_config + tokenizer)
     priority: int = 0
+    sample_index: int = 0  # which of the n samples of one user request this is; part of the random key
     cache_salt: str | None = None
 
 
@@ -77,3 +78,15 @@ class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     outputs: list[EngineCoreOutput] = []
     timestamp: float = 0.0  # monotonic seconds at the end of the step
     stats: SchedulerStats | None = None
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine core tells the front end once it is ready."""
+
+    max_model_len: int
+    vocab_size: int  # width of the logits
+    num_blocks: int  # including the null block
+    block_size: int
+    kv_cache_bytes: int
+    phases: list[tuple[str, float]] = []  # start-up phases and their seconds, in order
+    facts: dict[str, str] = {}  # kernels' ISA, threads, weights format and bytes

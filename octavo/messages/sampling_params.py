@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import math
 from typing import Any
 
@@ -11,6 +12,14 @@ from octavo.exceptions import ValidationError
 
 SAMPLING_EPS = 1e-5
 MAX_SEED = 2**63 - 1
+
+
+class RequestOutputKind(enum.IntEnum):
+    """What each RequestOutput carries."""
+
+    CUMULATIVE = 0  # everything so far
+    DELTA = 1  # what is new
+    FINAL_ONLY = 2  # one output, at the end
 
 
 def _fail(name: str, value: object, rule: str) -> None:
@@ -58,6 +67,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     skip_special_tokens: bool = True
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     def __post_init__(self) -> None:
         _integer("n", self.n, 1, 128, "an integer in [1, 128]")

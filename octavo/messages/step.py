@@ -24,6 +24,7 @@ class NewRequestData(msgspec.Struct, frozen=True, kw_only=True):
     num_computed_tokens: int
     block_ids: list[int]  # the whole block table
     sampling_params: SamplingParams
+    sample_index: int = 0
     eos_token_ids: list[int] = []
 
 

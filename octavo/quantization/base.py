@@ -11,6 +11,7 @@ Schemes (``quantization/schemes/*.py``) make these from checkpoint tensors; back
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -57,3 +58,13 @@ class Weight:
         if self.minimum is not None:
             out += self.minimum.astype(np.float32)[..., None]
         return out.reshape(self.shape)
+
+
+# Parameters by the name the program uses. The parts of an entry are stacked along axis 0 (output features), so that
+# a fused qkv may mix formats (K-quant files store V finer than Q and K). Vectors and norms have one float part.
+Weights = Mapping[str, tuple[Weight, ...]]
+
+
+def stack_dequantized(parts: tuple[Weight, ...]) -> npt.NDArray[np.float32]:
+    """All parts of one parameter as one float32 array."""
+    return np.concatenate([part.dequantize() for part in parts], axis=0)
