@@ -1,0 +1,80 @@
+// Linear layers and embedding tables: what the program and the kernels tell each other.
+//
+// A linear y[M, N] = x[M, K] . W[N, K]^T (+ bias) (+ residual) is a list of parts stacked along N; each part has its
+// own format, because checkpoints mix them inside one fused matrix. Weights are packed once into panels of
+// kPanelOutputs outputs; the layout inside a panel belongs to kernels/linear_*.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace octavo {
+
+enum class WeightFormat : int32_t { f32 = 0, bf16 = 1, i8_group = 2, i4_group = 3 };
+
+/// Outputs in one packed panel: the unit of packing and of the division among threads.
+inline constexpr int64_t kPanelOutputs = 32;
+
+/// Weights as they come from Python (`octavo.quantization.base.Weight`, scale and minimum as float32), row-major.
+struct LinearSource {
+  WeightFormat format;
+  int64_t n, k;          // outputs, inputs
+  int32_t group;         // inputs that share a scale; 0 for f32 and bf16
+  const void* data;      // f32 [n, k] float | bf16 [n, k] uint16 | i8 [n, k] int8 | i4 [n, k / 2] (low nibble first)
+  const float* scale;    // [n, k / group], null for f32 and bf16
+  const float* minimum;  // [n, k / group] or null: value = scale * q + minimum
+};
+
+/// One packed part. `panels` is 64-byte aligned, `linear_packed_bytes` long; the caller owns it.
+struct LinearPart {
+  WeightFormat format;
+  int64_t n, k;
+  int32_t group;
+  bool has_minimum;
+  const void* panels;
+};
+
+struct Linear {
+  int64_t n, k;  // n: sum over the parts
+  int32_t num_parts;
+  const LinearPart* parts;
+  const float* bias;  // [n] or null
+};
+
+/// One use of a linear. Rows of x, y and residual are `ld*` floats apart; y may be the residual itself.
+struct LinearCall {
+  const Linear* linear;
+  int64_t rows;  // M
+  const float* x;
+  int64_t ldx;
+  float* y;
+  int64_t ldy;
+  const float* residual;  // null: none; else y = W x + bias + residual
+  int64_t ldr;
+  void* scratch;  // linear_scratch_bytes(linear, rows), 64-byte aligned: activations as the formats want them
+};
+
+/// The linear entries of a KernelTable. Every function is row-independent: row m of y depends on row m of x alone and
+/// is bit-identical for every `rows`, `thread`, `threads`.
+struct LinearKernels {
+  /// Bytes of the packed panels of a part.
+  size_t (*packed_bytes)(WeightFormat format, int64_t n, int64_t k, int32_t group, bool has_minimum);
+
+  /// Packs panels first .. last - 1 (of ceil(n / 32)); disjoint ranges may run on different threads.
+  void (*pack)(const LinearSource& source, void* panels, int64_t first, int64_t last);
+
+  /// Scratch for converted activations of up to `rows` rows.
+  size_t (*scratch_bytes)(const Linear& linear, int64_t rows);
+
+  /// Phase 1, rows split(rows, thread, threads) only: convert activations into scratch (nothing / bf16 / int8 per
+  /// group with sums). The program relies on the row split: no barrier stands between this and an earlier row op.
+  void (*prepare)(const LinearCall& call, int thread, int threads);
+
+  /// Phase 2, after a barrier: this thread's share of the panels of all parts, all rows.
+  void (*columns)(const LinearCall& call, int thread, int threads);
+
+  /// out[i] = row ids[i] of the table as float32 (exact dequantisation), i < count. Ids are valid.
+  void (*embed_rows)(const Linear& table, const int32_t* ids, int64_t count, float* out, int64_t ldo);
+};
+
+}  // namespace octavo
