@@ -36,7 +36,12 @@ def test_engine_core_process_needs_no_http_and_no_torch() -> None:
 def test_import_contracts() -> None:
     """The layer contracts of pyproject.toml hold (import-linter)."""
     result = subprocess.run(
-        [sys.executable, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()", "--no-cache"],
+        [
+            sys.executable,
+            "-c",
+            "from importlinter.cli import lint_imports_command; lint_imports_command()",
+            "--no-cache",
+        ],
         capture_output=True,
         text=True,
         cwd=ROOT,
