@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 
 def free_port() -> int:
@@ -56,13 +57,10 @@ def first_token(port: int, model: str) -> None:
 
 def resident_bytes(pid: int) -> int:
     """RSS of the process and its children, in bytes."""
-    total = 0
-    for line in open(f"/proc/{pid}/status"):
-        if line.startswith("VmRSS"):
-            total += int(line.split()[1]) * 1024
-    for child in open(f"/proc/{pid}/task/{pid}/children").read().split():
-        total += resident_bytes(int(child))
-    return total
+    status = Path(f"/proc/{pid}/status").read_text()
+    total = sum(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS"))
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return total + sum(resident_bytes(int(child)) for child in children)
 
 
 def one_run(model: str) -> dict[str, float]:
