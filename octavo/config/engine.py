@@ -22,17 +22,23 @@ def _require(ok: bool, name: str, value: object, rule: str) -> None:
 class ModelConfig:
     """Which model, and how much of its context is used."""
 
-    model: str = option("smollm2-135m", "catalogue name, GGUF file, folder with safetensors, or hub id", positional=True)
+    model: str = option(
+        "smollm2-135m", "catalogue name, GGUF file, folder with safetensors, or hub id", positional=True
+    )
     served_model_name: str | None = option(None, "name in the API (default: the MODEL as given)")
     dtype: Literal["auto", "bfloat16", "float32"] = option(
         "auto", "computation type of unquantised weights; auto keeps bf16 for 16-bit checkpoints, float32 otherwise"
     )
-    max_model_len: int | None = option(None, "longest prompt + output, in tokens (default: the model's own)")
+    max_model_len: int | None = option(
+        None, "longest prompt + output, in tokens, e.g. 32k (default: the model's own)", tokens=True
+    )
     seed: int = option(0, "seed of requests that bring none")
     cache_dir: str | None = option(None, "where models are kept (default: $OCTAVO_CACHE or ~/.cache/octavo)")
 
     def __post_init__(self) -> None:
-        _require(self.max_model_len is None or self.max_model_len >= 2, "max_model_len", self.max_model_len, "at least 2")
+        _require(
+            self.max_model_len is None or self.max_model_len >= 2, "max_model_len", self.max_model_len, "at least 2"
+        )
         _require(self.dtype in ("auto", "bfloat16", "float32"), "dtype", self.dtype, "auto, bfloat16 or float32")
 
 
@@ -46,7 +52,12 @@ class CacheConfig:
 
     def __post_init__(self) -> None:
         _require(self.block_size in (16, 32, 64, 128), "block_size", self.block_size, "16, 32, 64 or 128")
-        _require(self.kv_cache_memory is None or self.kv_cache_memory > 0, "kv_cache_memory", self.kv_cache_memory, "positive")
+        _require(
+            self.kv_cache_memory is None or self.kv_cache_memory > 0,
+            "kv_cache_memory",
+            self.kv_cache_memory,
+            "positive",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +65,11 @@ class SchedulerConfig:
     """How a step is put together."""
 
     max_num_seqs: int = option(64, "most requests computed in one step")
-    max_num_batched_tokens: int = option(2048, "most tokens computed in one step")
+    max_num_batched_tokens: int = option(2048, "most tokens computed in one step", tokens=True)
     enable_chunked_prefill: bool = option(True, "split long prompts over several steps")
-    long_prefill_token_threshold: int = option(0, "most prompt tokens of one request in a step (0: only the step's budget)")
+    long_prefill_token_threshold: int = option(
+        0, "most prompt tokens of one request in a step (0: only the step's budget)", tokens=True
+    )
     policy: Literal["fcfs"] = option("fcfs", "order of requests")
 
     def __post_init__(self) -> None:

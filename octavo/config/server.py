@@ -13,7 +13,9 @@ class ServerConfig:
 
     host: str = option("127.0.0.1", "address to listen on (0.0.0.0: every interface)")
     port: int = option(8000, "port to listen on")
-    api_key: str | None = option(None, "key that clients must send as 'Authorization: Bearer KEY'", env="OCTAVO_API_KEY")
+    api_key: str | None = option(
+        None, "key that clients must send as 'Authorization: Bearer KEY'", env="OCTAVO_API_KEY"
+    )
     shutdown_timeout: float = option(30.0, "seconds that running requests get after SIGTERM")
 
     def __post_init__(self) -> None:

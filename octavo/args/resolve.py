@@ -1,0 +1,28 @@
+"""From what the user wrote to what the engine needs: a local path, a name for the API, a number of threads.
+
+Knows nothing of flags; knows the catalogue and the hardware. The KV cache's size is left to the executor, which
+knows what the weights left over.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from octavo.catalog import resolve_model
+from octavo.config import EngineConfig
+from octavo.platforms.cpu import physical_cores
+
+Progress = Callable[[str, int, int], None]  # (what is being fetched, bytes so far, bytes in all)
+
+
+def resolve_engine_config(config: EngineConfig, progress: Progress | None = None) -> EngineConfig:
+    """``config`` with a local model path, ``served_model_name`` and ``threads`` filled in; downloads when needed.
+
+    Applying it twice changes nothing more. Raises ModelNotFound, and FormatError when a download is damaged.
+    """
+    model = config.model
+    path = resolve_model(model.model, model.cache_dir, progress)
+    model = dataclasses.replace(model, model=path, served_model_name=model.served_model_name or model.model)
+    threads = config.backend.threads or physical_cores()
+    return dataclasses.replace(config, model=model, backend=dataclasses.replace(config.backend, threads=threads))

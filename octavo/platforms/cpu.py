@@ -1,0 +1,108 @@
+"""What this machine's CPU offers this process: cores, memory, name.
+
+Reads /proc, /sys and the cgroup (a container's limits count, not the host's). Knows nothing of models or kernels.
+Every function takes ``root`` so that a test can hand it a made-up machine.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+ROOT = Path("/")
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None
+
+
+def _cgroup_folders(root: Path) -> list[Path]:
+    """The process's cgroup v2 folders, innermost first; a limit of any of them binds."""
+    base = root / "sys/fs/cgroup"
+    for line in (_read(root / "proc/self/cgroup") or "").splitlines():
+        if line.startswith("0::"):
+            inner = base / line[3:].lstrip("/")
+            return [f for f in (inner, *inner.parents) if f == base or base in f.parents]
+    return [base]
+
+
+def usable_cpus() -> set[int]:
+    """Logical CPUs this process may run on."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
+def cpu_quota(root: Path = ROOT) -> float | None:
+    """CPUs' worth of time the cgroup grants, or None where there is no limit."""
+    quotas = []
+    for folder in _cgroup_folders(root):
+        fields = (_read(folder / "cpu.max") or "").split()
+        if len(fields) == 2 and fields[0] != "max":
+            quotas.append(int(fields[0]) / int(fields[1]))
+    quota, period = (
+        _read(root / "sys/fs/cgroup/cpu/cpu.cfs_quota_us"),
+        _read(root / "sys/fs/cgroup/cpu/cpu.cfs_period_us"),
+    )
+    if quota and period and int(quota) > 0:
+        quotas.append(int(quota) / int(period))
+    return min(quotas) if quotas else None
+
+
+def physical_cores(cpus: set[int] | None = None, root: Path = ROOT) -> int:
+    """Physical cores behind ``cpus`` (default: those usable), within the cgroup's quota; at least 1.
+
+    Hyperthreads share the units that matrix kernels saturate, so one thread a core is what helps.
+    """
+    cpus = usable_cpus() if cpus is None else cpus
+    cores = set()
+    for cpu in cpus:
+        siblings = _read(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        cores.add(siblings if siblings else str(cpu))
+    quota = cpu_quota(root)
+    return max(1, min(len(cores), len(cores) if quota is None else int(quota)))
+
+
+def _cgroup_memory(root: Path) -> int | None:
+    """Bytes the cgroup still allows: limit - usage, page cache that can be dropped counted as free."""
+    rooms = []
+    for folder in _cgroup_folders(root):
+        limit, usage = _read(folder / "memory.max"), _read(folder / "memory.current")
+        if limit and usage and limit != "max":
+            stat = dict(line.split() for line in (_read(folder / "memory.stat") or "").splitlines())
+            rooms.append(int(limit) - int(usage) + int(stat.get("inactive_file", 0)))
+    limit = _read(root / "sys/fs/cgroup/memory/memory.limit_in_bytes")
+    usage = _read(root / "sys/fs/cgroup/memory/memory.usage_in_bytes")
+    if limit and usage:
+        rooms.append(int(limit) - int(usage))
+    return min(rooms) if rooms else None
+
+
+def meminfo(root: Path = ROOT) -> dict[str, int]:
+    """/proc/meminfo in bytes."""
+    table = {}
+    for line in (_read(root / "proc/meminfo") or "").splitlines():
+        name, _, value = line.partition(":")
+        fields = value.split()
+        if fields and fields[0].isdigit():
+            table[name] = int(fields[0]) * (1024 if fields[1:] == ["kB"] else 1)
+    return table
+
+
+def available_memory(root: Path = ROOT) -> int:
+    """Bytes this process could still take without swapping: the least of the machine's and the cgroup's room."""
+    rooms = [meminfo(root).get("MemAvailable", 0)]
+    cgroup = _cgroup_memory(root)
+    if cgroup is not None:
+        rooms.append(cgroup)
+    return max(0, min(rooms))
+
+
+def cpu_name(root: Path = ROOT) -> str:
+    """The processor's name as the kernel reports it, or "unknown CPU"."""
+    for line in (_read(root / "proc/cpuinfo") or "").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("model name", "Model") and value.strip():
+            return value.strip()
+    return "unknown CPU"
