@@ -19,10 +19,11 @@ inline constexpr int64_t kPanelOutputs = 32;
 struct LinearSource {
   WeightFormat format;
   int64_t n, k;          // outputs, inputs
-  int32_t group;         // inputs that share a scale; 0 for f32 and bf16
+  int32_t group;         // inputs that share a scale: 16 or a multiple of 32; 0 for f32 and bf16
   const void* data;      // f32 [n, k] float | bf16 [n, k] uint16 | i8 [n, k] int8 | i4 [n, k / 2] (low nibble first)
   const float* scale;    // [n, k / group], null for f32 and bf16
   const float* minimum;  // [n, k / group] or null: value = scale * q + minimum
+  bool half_scales = false;  // all scales and minima are float16 numbers: two bytes each in the panels, exactly
 };
 
 /// One packed part. `panels` is 64-byte aligned, `linear_packed_bytes` long; the caller owns it.
@@ -32,6 +33,7 @@ struct LinearPart {
   int32_t group;
   bool has_minimum;
   const void* panels;
+  bool half_scales = false;
 };
 
 struct Linear {
@@ -58,7 +60,7 @@ struct LinearCall {
 /// is bit-identical for every `rows`, `thread`, `threads`.
 struct LinearKernels {
   /// Bytes of the packed panels of a part.
-  size_t (*packed_bytes)(WeightFormat format, int64_t n, int64_t k, int32_t group, bool has_minimum);
+  size_t (*packed_bytes)(WeightFormat format, int64_t n, int64_t k, int32_t group, bool has_minimum, bool half_scales);
 
   /// Packs panels first .. last - 1 (of ceil(n / 32)); disjoint ranges may run on different threads.
   void (*pack)(const LinearSource& source, void* panels, int64_t first, int64_t last);
