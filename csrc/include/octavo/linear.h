@@ -57,7 +57,7 @@ struct LinearCall {
 };
 
 /// The linear entries of a KernelTable. Every function is row-independent: row m of y depends on row m of x alone and
-/// is bit-identical for every `rows`, `thread`, `threads`.
+/// is bit-identical for every `rows`, row range, `thread` and `threads`.
 struct LinearKernels {
   /// Bytes of the packed panels of a part.
   size_t (*packed_bytes)(WeightFormat format, int64_t n, int64_t k, int32_t group, bool has_minimum, bool half_scales);
@@ -68,9 +68,9 @@ struct LinearKernels {
   /// Scratch for converted activations of up to `rows` rows.
   size_t (*scratch_bytes)(const Linear& linear, int64_t rows);
 
-  /// Phase 1, rows split(rows, thread, threads) only: convert activations into scratch (nothing / bf16 / int8 per
-  /// group with sums). The program relies on the row split: no barrier stands between this and an earlier row op.
-  void (*prepare)(const LinearCall& call, int thread, int threads);
+  /// Phase 1: convert activations of rows first .. last - 1 into scratch (nothing / bf16 / int8 per group with sums).
+  /// Called for disjoint row ranges on several threads, straight after the op that made those rows.
+  void (*prepare)(const LinearCall& call, int64_t first, int64_t last);
 
   /// Phase 2, after a barrier: this thread's share of the panels of all parts, all rows.
   void (*columns)(const LinearCall& call, int thread, int threads);
