@@ -1,0 +1,1 @@
+"""One file per model family; siblings never import each other."""

@@ -1,0 +1,156 @@
+"""The reference backend: plain NumPy, slow and obvious, every op of the table.
+
+Weights are dequantised to float32 or float64, the KV cache has the same type, and no op is fused. Results are
+independent of the batch (see ``ops``). Knows nothing of speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from octavo.backends.base import FloatArray, Limits, StepInputs
+from octavo.backends.reference import ops
+from octavo.config import BackendConfig
+from octavo.exceptions import KernelError
+from octavo.program import Op, Program
+from octavo.quantization.base import Weights, stack_dequantized
+
+
+class ReferenceBackend:
+    """``dtype`` is float32 or float64: the type of weights, activations and KV cache. Logits are float32 always."""
+
+    name = "reference"
+
+    def __init__(self, config: BackendConfig, dtype: type[np.floating] = np.float32) -> None:
+        self._dtype: np.dtype[Any] = np.dtype(dtype)
+
+    def describe(self) -> str:
+        return f"reference (NumPy {self._dtype.name}, slow)"
+
+    def kv_element_size(self) -> int:
+        return self._dtype.itemsize
+
+    def prepare(self, program: Program, weights: Weights, limits: Limits) -> ReferenceRunnable:
+        """Dequantise, allocate the cache. Raises KernelError naming an op or a weight that does not fit."""
+        for op in program.ops:
+            if op.kind not in _EXECUTE:
+                raise KernelError(f"the reference backend has no op {op.kind!r}")
+        arrays: dict[str, np.ndarray] = {}
+        by_parts: dict[int, np.ndarray] = {}  # tied parameters share one array
+        for name, spec in program.weights.items():
+            parts = weights[name]
+            if id(parts) not in by_parts:
+                by_parts[id(parts)] = stack_dequantized(parts).astype(self._dtype, copy=False)
+            arrays[name] = by_parts[id(parts)]
+            if arrays[name].shape != spec.shape:
+                raise KernelError(f"weight {name} is {arrays[name].shape}, the program wants {spec.shape}")
+        return ReferenceRunnable(program, arrays, limits, self._dtype)
+
+
+class ReferenceRunnable:
+    """A prepared model. Caches are [layers, num_blocks, block_size, Hkv, D]."""
+
+    def __init__(
+        self, program: Program, arrays: dict[str, np.ndarray], limits: Limits, dtype: np.dtype[np.floating]
+    ) -> None:
+        self.program, self.arrays, self.limits, self.dtype = program, arrays, limits, dtype
+        shape = (program.num_layers, limits.num_blocks, limits.block_size, program.num_kv_heads, program.head_dim)
+        self.key_cache, self.value_cache = np.zeros(shape, dtype), np.zeros(shape, dtype)
+        last_use = {value.id: n for n, op in enumerate(program.ops) for value in op.inputs}
+        last_use[program.logits.id] = len(program.ops)
+        self._dead_after: list[list[int]] = [[] for _ in range(len(program.ops) + 1)]
+        for value_id, n in last_use.items():
+            self._dead_after[n].append(value_id)
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(array.nbytes for array in {id(a): a for a in self.arrays.values()}.values())
+
+    def run(self, inputs: StepInputs) -> FloatArray:
+        """See ``Runnable.run``. Raises KernelError on sizes beyond the Limits."""
+        self._check(inputs)
+        values: dict[int, np.ndarray] = {v.id: getattr(inputs, name) for name, v in self.program.inputs.items()}
+        for n, op in enumerate(self.program.ops):
+            results = _EXECUTE[op.kind](self, op, [values[v.id] for v in op.inputs], inputs)
+            values.update(zip((v.id for v in op.outputs), results))
+            for value_id in self._dead_after[n]:
+                del values[value_id]
+        return values[self.program.logits.id].astype(np.float32)
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        for source, destination in pairs:
+            for cache in (self.key_cache, self.value_cache):
+                cache[:, destination] = cache[:, source]
+
+    def weight(self, op: Op, parameter: str) -> np.ndarray:
+        """The array bound to a parameter of ``op``."""
+        return self.arrays[op.weights[parameter]]
+
+    def _check(self, inputs: StepInputs) -> None:
+        sizes = {
+            "tokens": (len(inputs.token_ids), self.limits.max_tokens),
+            "logit rows": (len(inputs.logit_rows), self.limits.max_rows),
+            "sequences": (len(inputs.seq_lens), self.limits.max_seqs),
+            "blocks per sequence": (inputs.block_tables.shape[1], self.limits.max_blocks_per_seq),
+        }
+        for what, (size, limit) in sizes.items():
+            if size > limit:
+                raise KernelError(f"{size} {what} in a step planned for {limit}")
+
+
+def _embed(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInputs) -> list[np.ndarray]:
+    return [r.weight(op, "table")[x[0]]]
+
+
+def _linear(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInputs) -> list[np.ndarray]:
+    return [ops.linear(x[0], r.weight(op, "weight"), r.weight(op, "bias") if "bias" in op.weights else None)]
+
+
+def _rms_norm(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInputs) -> list[np.ndarray]:
+    return [ops.rms_norm(x[0], r.weight(op, "weight"), op.attrs["eps"])]
+
+
+def _add(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInputs) -> list[np.ndarray]:
+    return [x[0] + x[1]]
+
+
+def _split(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInputs) -> list[np.ndarray]:
+    return ops.split(x[0], op.attrs["widths"])
+
+
+def _rope(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInputs) -> list[np.ndarray]:
+    rope = op.attrs["rope"]
+    return [ops.rope(y, x[2], rope.head_dim, rope.inv_freq, rope.attention_factor) for y in x[:2]]
+
+
+def _attention(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInputs) -> list[np.ndarray]:
+    keys, values = r.key_cache[op.attrs["layer"]], r.value_cache[op.attrs["layer"]]
+    ops.write_kv(keys, x[1], step.slot_mapping)
+    ops.write_kv(values, x[2], step.slot_mapping)
+    seq_of_row = np.repeat(np.arange(len(step.seq_lens), dtype=np.int32), np.diff(step.query_start_loc))
+    scale = op.attrs["scale"]
+    return [ops.paged_attention(x[0], keys, values, step.block_tables, seq_of_row, step.positions, scale)]
+
+
+def _silu_mul(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInputs) -> list[np.ndarray]:
+    return [ops.silu_mul(x[0])]
+
+
+def _rows(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInputs) -> list[np.ndarray]:
+    return [x[0][x[1]]]
+
+
+_EXECUTE = {
+    "embed": _embed,
+    "linear": _linear,
+    "rms_norm": _rms_norm,
+    "add": _add,
+    "split": _split,
+    "rope": _rope,
+    "attention": _attention,
+    "silu_mul": _silu_mul,
+    "rows": _rows,
+}

@@ -1,0 +1,84 @@
+"""The ops in NumPy, one plain function each: what every other backend is compared with.
+
+Arrays are float32 or float64; results have the type of ``x``. Everything is computed row by row (a matrix-vector
+product per row, one row's attention at a time), so a row's bits depend on nothing but that row and, in attention, on
+its own past. Knows no programs and no weight formats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.floating]
+Ints = npt.NDArray[np.int32]
+
+
+def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
+    """x [M, K], weight [N, K], bias [N] -> [M, N]."""
+    out = np.empty((x.shape[0], weight.shape[0]), dtype=x.dtype)
+    for row in range(x.shape[0]):
+        out[row] = weight @ x[row]
+    return out if bias is None else out + bias
+
+
+def rms_norm(x: Array, weight: Array, eps: float) -> Array:
+    """x [M, H], weight [H] -> [M, H]."""
+    mean = np.mean(x * x, axis=-1, keepdims=True)
+    return x / np.sqrt(mean + x.dtype.type(eps)) * weight
+
+
+def split(x: Array, widths: Sequence[int]) -> list[Array]:
+    """Column ranges of x [M, sum(widths)]."""
+    return np.split(x, np.cumsum(widths)[:-1], axis=1)
+
+
+def rope(x: Array, positions: Ints, head_dim: int, inv_freq: Sequence[float], attention_factor: float = 1.0) -> Array:
+    """x [M, heads * head_dim] rotated by its rows' positions [M]; half-split layout."""
+    pairs = len(inv_freq)
+    angle = positions.astype(x.dtype)[:, None] * np.asarray(inv_freq, dtype=np.float32).astype(x.dtype)
+    cos = (np.cos(angle) * x.dtype.type(attention_factor))[:, None, :]
+    sin = (np.sin(angle) * x.dtype.type(attention_factor))[:, None, :]
+    heads = x.reshape(x.shape[0], -1, head_dim)
+    low, high, rest = np.split(heads, [pairs, 2 * pairs], axis=-1)
+    return np.concatenate([low * cos - high * sin, high * cos + low * sin, rest], axis=-1).reshape(x.shape)
+
+
+def silu_mul(x: Array) -> Array:
+    """x = [gate | up] [M, 2I] -> silu(gate) * up [M, I]."""
+    gate, up = np.split(x, 2, axis=1)
+    with np.errstate(over="ignore"):  # exp(-gate) = inf gives the right limit, zero
+        return gate / (1 + np.exp(-gate)) * up
+
+
+def write_kv(cache: Array, rows: Array, slots: Ints) -> None:
+    """rows [M, Hkv * D] into cache [num_blocks, block_size, Hkv, D] at slots [M], in place."""
+    num_blocks, block_size, kv_heads, head_dim = cache.shape
+    flat = cache.reshape(num_blocks * block_size, kv_heads, head_dim)
+    flat[slots] = rows.reshape(-1, kv_heads, head_dim)
+
+
+def paged_attention(
+    q: Array, key_cache: Array, value_cache: Array, block_tables: Ints, seq_of_row: Ints, positions: Ints, scale: float
+) -> Array:
+    """Causal attention of q [M, H * D] over paged caches [num_blocks, block_size, Hkv, D] -> [M, H * D].
+
+    Row m belongs to sequence ``seq_of_row[m]`` (a row of block_tables) and sees its positions 0..positions[m].
+    """
+    _, block_size, kv_heads, head_dim = key_cache.shape
+    out = np.empty_like(q)
+    for row in range(q.shape[0]):
+        length = int(positions[row]) + 1
+        blocks = block_tables[seq_of_row[row], : -(-length // block_size)]
+        keys = key_cache[blocks].reshape(-1, kv_heads, head_dim)[:length]
+        values = value_cache[blocks].reshape(-1, kv_heads, head_dim)[:length]
+        heads = q[row].reshape(kv_heads, -1, head_dim)
+        result = np.empty_like(heads)
+        for h in range(kv_heads):
+            scores = heads[h] @ keys[:, h].T * q.dtype.type(scale)
+            weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+            result[h] = weights / weights.sum(axis=-1, keepdims=True) @ values[:, h]
+        out[row] = result.reshape(-1)
+    return out

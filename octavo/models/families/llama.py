@@ -1,0 +1,50 @@
+"""Llama 1 to 3.x, and what shares its shape: Mistral, SmolLM2, TinyLlama. Dense decoders with GQA and SwiGLU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.models.family import Family
+from octavo.models.parts import DECODER_WEIGHTS, DecoderConfig, attention, decoder_fields, read, swiglu
+from octavo.program import Program, ProgramBuilder
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaConfig(DecoderConfig):
+    """``attention_bias``: biases of Q, K, V and O; ``mlp_bias``: of gate, up and down."""
+
+    attention_bias: bool
+    mlp_bias: bool
+
+    @classmethod
+    def from_hf(cls, hf: Mapping[str, Any]) -> LlamaConfig:
+        """From config.json. Raises FormatError or UnsupportedModel."""
+        return cls(
+            **decoder_fields(hf, window=read(hf, "sliding_window", int, None)),
+            attention_bias=read(hf, "attention_bias", bool, False),
+            mlp_bias=read(hf, "mlp_bias", bool, False),
+        )
+
+
+def build(c: LlamaConfig) -> Program:
+    """T tokens of any mix of requests, R rows that need logits."""
+    b = ProgramBuilder(
+        num_heads=c.num_heads,
+        num_kv_heads=c.num_kv_heads,
+        head_dim=c.head_dim,
+        vocab_size=c.vocab_size,
+        max_position=c.max_position,
+    )
+    x = b.embed(b.token_ids, "embed_tokens", c.hidden_size)  # [T, hidden]
+    for layer in range(c.num_layers):
+        h = b.rms_norm(x, f"layers.{layer}.input_norm", c.rms_norm_eps)
+        x = b.add(x, attention(b, h, c, layer, qkv_bias=c.attention_bias, o_bias=c.attention_bias))
+        h = b.rms_norm(x, f"layers.{layer}.post_attention_norm", c.rms_norm_eps)
+        x = b.add(x, swiglu(b, h, c, layer, bias=c.mlp_bias))
+    x = b.rms_norm(b.rows(x, b.logit_rows), "norm", c.rms_norm_eps)  # [R, hidden]
+    return b.finish(logits=b.linear(x, "lm_head", c.vocab_size))
+
+
+FAMILY = Family(config=LlamaConfig.from_hf, build=build, weights=DECODER_WEIGHTS)

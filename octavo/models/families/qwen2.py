@@ -1,0 +1,44 @@
+"""Qwen2 and Qwen2.5: a Llama-shaped decoder whose Q, K and V projections have biases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.models.family import Family
+from octavo.models.parts import DECODER_WEIGHTS, DecoderConfig, attention, decoder_fields, read, swiglu
+from octavo.program import Program, ProgramBuilder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen2Config(DecoderConfig):
+    """Qwen2 adds no fields."""
+
+    @classmethod
+    def from_hf(cls, hf: Mapping[str, Any]) -> Qwen2Config:
+        """From config.json. ``sliding_window`` counts only with ``use_sliding_window``. Raises ModelError."""
+        sliding = read(hf, "use_sliding_window", bool, False)
+        return cls(**decoder_fields(hf, window=read(hf, "sliding_window", int, None) if sliding else None))
+
+
+def build(c: Qwen2Config) -> Program:
+    """T tokens of any mix of requests, R rows that need logits."""
+    b = ProgramBuilder(
+        num_heads=c.num_heads,
+        num_kv_heads=c.num_kv_heads,
+        head_dim=c.head_dim,
+        vocab_size=c.vocab_size,
+        max_position=c.max_position,
+    )
+    x = b.embed(b.token_ids, "embed_tokens", c.hidden_size)  # [T, hidden]
+    for layer in range(c.num_layers):
+        h = b.rms_norm(x, f"layers.{layer}.input_norm", c.rms_norm_eps)
+        x = b.add(x, attention(b, h, c, layer, qkv_bias=True, o_bias=False))
+        h = b.rms_norm(x, f"layers.{layer}.post_attention_norm", c.rms_norm_eps)
+        x = b.add(x, swiglu(b, h, c, layer))
+    x = b.rms_norm(b.rows(x, b.logit_rows), "norm", c.rms_norm_eps)  # [R, hidden]
+    return b.finish(logits=b.linear(x, "lm_head", c.vocab_size))
+
+
+FAMILY = Family(config=Qwen2Config.from_hf, build=build, weights=DECODER_WEIGHTS)

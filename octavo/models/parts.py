@@ -1,0 +1,211 @@
+"""Blocks and readers that several families share. On a block's third boolean, write a plain file instead.
+
+Knows HF config keys (transformers 4 and 5) and no checkpoint bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.exceptions import FormatError, UnsupportedModel
+from octavo.models.family import WeightMap
+from octavo.program import ProgramBuilder, Rope, Value
+
+HF = Mapping[str, Any]
+_MISSING: Any = object()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """Sizes of a pre-norm decoder with rotary embedding; the fields every such family has."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position: int
+    rms_norm_eps: float
+    tie_word_embeddings: bool
+    rope: Rope
+
+    @property
+    def q_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+
+DECODER_WEIGHTS = WeightMap(
+    modules={
+        "embed_tokens": ("model.embed_tokens",),
+        "layers.{i}.input_norm": ("model.layers.{i}.input_layernorm",),
+        "layers.{i}.qkv": tuple(f"model.layers.{{i}}.self_attn.{p}_proj" for p in "qkv"),
+        "layers.{i}.o": ("model.layers.{i}.self_attn.o_proj",),
+        "layers.{i}.post_attention_norm": ("model.layers.{i}.post_attention_layernorm",),
+        "layers.{i}.gate_up": ("model.layers.{i}.mlp.gate_proj", "model.layers.{i}.mlp.up_proj"),
+        "layers.{i}.down": ("model.layers.{i}.mlp.down_proj",),
+        "norm": ("model.norm",),
+        "lm_head": ("lm_head",),
+    },
+    tied={"lm_head": "embed_tokens"},
+    ignored=(r".*\.rotary_emb\.inv_freq",),
+)
+
+
+def read(hf: HF, key: str, kind: type, default: Any = _MISSING) -> Any:
+    """``hf[key]``, checked to be a ``kind`` (an int passes for float). Raises FormatError naming the key."""
+    value = hf.get(key)
+    if value is None:
+        if default is _MISSING:
+            raise FormatError("config", "missing", key=key)
+        return default
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind:
+        raise FormatError("config", f"{value!r} is not of type {kind.__name__}", key=key)
+    return value
+
+
+def read_size(hf: HF, key: str, default: Any = _MISSING) -> int:
+    """A positive integer of the config."""
+    value: int = read(hf, key, int, default)
+    if value < 1:
+        raise FormatError("config", f"{value} is not positive", key=key)
+    return value
+
+
+def decoder_fields(hf: HF, *, window: int | None) -> dict[str, Any]:
+    """The fields of DecoderConfig. ``window``: sliding window, beyond which positions are refused, or None.
+
+    Within the window, sliding-window attention is full attention; so the context is cut at the window.
+    Raises FormatError, or UnsupportedModel for activations and rope types octavo lacks.
+    """
+    if (act := read(hf, "hidden_act", str, "silu")) != "silu":
+        raise UnsupportedModel(f"hidden_act = {act!r}: only 'silu' is supported")
+    hidden, heads = read_size(hf, "hidden_size"), read_size(hf, "num_attention_heads")
+    head_dim = read_size(hf, "head_dim", hidden // heads)
+    kv_heads = read_size(hf, "num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise FormatError("config", f"{kv_heads} KV heads do not divide {heads} heads", key="num_key_value_heads")
+    max_position = read_size(hf, "max_position_embeddings", 2048)
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": read_size(hf, "intermediate_size"),
+        "num_layers": read_size(hf, "num_hidden_layers"),
+        "num_heads": heads,
+        "num_kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "vocab_size": read_size(hf, "vocab_size"),
+        "max_position": min(max_position, window) if window else max_position,
+        "rms_norm_eps": read(hf, "rms_norm_eps", float, 1e-6),
+        "tie_word_embeddings": read(hf, "tie_word_embeddings", bool, False),
+        "rope": read_rope(hf, head_dim, max_position),
+    }
+
+
+def read_rope(hf: HF, head_dim: int, max_position: int) -> Rope:
+    """Rotary frequencies from ``rope_parameters`` (transformers 5) or ``rope_theta`` + ``rope_scaling``.
+
+    Types: default, linear, llama3, yarn, and ``frequency_factors`` (GGUF's rope_freqs tensor). Raises UnsupportedModel.
+    """
+    parameters = dict(read(hf, "rope_scaling", dict, {})) | dict(read(hf, "rope_parameters", dict, {}))
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    if kind not in _ROPE_TYPES:
+        raise UnsupportedModel(f"rope_type = {kind!r}: must be one of {', '.join(sorted(_ROPE_TYPES))}")
+    theta = read(parameters, "rope_theta", float, read(hf, "rope_theta", float, 10000.0))
+    partial = read(parameters, "partial_rotary_factor", float, read(hf, "partial_rotary_factor", float, 1.0))
+    rotary_dim = int(head_dim * partial)
+    if theta <= 1.0 or rotary_dim < 2 or rotary_dim % 2 or rotary_dim > head_dim:
+        raise FormatError(
+            "config", f"rope theta {theta}, {rotary_dim} of {head_dim} elements rotated", key="rope_theta"
+        )
+    plain = [theta ** (-2.0 * j / rotary_dim) for j in range(rotary_dim // 2)]
+    inv_freq, attention_factor = _ROPE_TYPES[kind](plain, parameters, theta, max_position)
+    return Rope(head_dim, tuple(inv_freq), attention_factor)
+
+
+Frequencies = tuple[list[float], float]
+
+
+def _default(plain: list[float], p: HF, theta: float, max_position: int) -> Frequencies:
+    return plain, 1.0
+
+
+def _linear(plain: list[float], p: HF, theta: float, max_position: int) -> Frequencies:
+    factor = read(p, "factor", float)
+    return [f / factor for f in plain], 1.0
+
+
+def _frequency_factors(plain: list[float], p: HF, theta: float, max_position: int) -> Frequencies:
+    factors = read(p, "factors", list)
+    if len(factors) != len(plain):
+        raise FormatError("config", f"{len(factors)} factors for {len(plain)} frequencies", key="factors")
+    return [f / factor for f, factor in zip(plain, factors)], 1.0
+
+
+def _llama3(plain: list[float], p: HF, theta: float, max_position: int) -> Frequencies:
+    """Llama 3.1: long wavelengths are stretched by ``factor``, short ones kept, those between interpolated."""
+    factor, low, high = (read(p, key, float) for key in ("factor", "low_freq_factor", "high_freq_factor"))
+    context = read_size(p, "original_max_position_embeddings", max_position)
+    out = []
+    for f in plain:
+        turns = context * f / (2 * math.pi)
+        keep = min(1.0, max(0.0, (turns - low) / (high - low)))
+        out.append(f * keep + f / factor * (1 - keep))
+    return out, 1.0
+
+
+def _yarn(plain: list[float], p: HF, theta: float, max_position: int) -> Frequencies:
+    """YaRN (Peng et al., 2023), section 3.2, with the paper's attention factor unless the config has its own."""
+    factor, pairs = read(p, "factor", float), len(plain)
+    context = read_size(p, "original_max_position_embeddings", max_position)
+
+    def pair_that_turns(rotations: float) -> float:
+        return pairs * math.log(context / (rotations * 2 * math.pi)) / math.log(theta)
+
+    low, high = pair_that_turns(read(p, "beta_fast", float, 32.0)), pair_that_turns(read(p, "beta_slow", float, 1.0))
+    if read(p, "truncate", bool, True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, 2 * pairs - 1)
+    high += 0.001 if low == high else 0
+    ramp = [min(1.0, max(0.0, (j - low) / (high - low))) for j in range(pairs)]
+    out = [f / factor * r + f * (1 - r) for f, r in zip(plain, ramp)]
+
+    def temperature(mscale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+    mscale, mscale_all = read(p, "mscale", float, 0.0), read(p, "mscale_all_dim", float, 0.0)
+    paper = temperature(mscale) / temperature(mscale_all) if mscale and mscale_all else temperature(1.0)
+    return out, read(p, "attention_factor", float, paper)
+
+
+_ROPE_TYPES = {
+    "default": _default,
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "frequency_factors": _frequency_factors,
+}
+
+
+def attention(b: ProgramBuilder, x: Value, c: DecoderConfig, layer: int, *, qkv_bias: bool, o_bias: bool) -> Value:
+    """Grouped-query self-attention with rotary embedding. x [T, hidden] -> [T, hidden]."""
+    qkv = b.linear(x, f"layers.{layer}.qkv", c.q_size + 2 * c.kv_size, bias=qkv_bias)
+    q, k, v = b.split(qkv, c.q_size, c.kv_size, c.kv_size)
+    q, k = b.rope(q, k, b.positions, c.rope)
+    a = b.attention(q, k, v, layer=layer)
+    return b.linear(a, f"layers.{layer}.o", c.hidden_size, bias=o_bias)
+
+
+def swiglu(b: ProgramBuilder, x: Value, c: DecoderConfig, layer: int, *, bias: bool = False) -> Value:
+    """Gated MLP (Shazeer, 2020). x [T, hidden] -> [T, hidden]."""
+    gate_up = b.linear(x, f"layers.{layer}.gate_up", 2 * c.intermediate_size, bias=bias)
+    return b.linear(b.silu_mul(gate_up), f"layers.{layer}.down", c.hidden_size, bias=bias)
