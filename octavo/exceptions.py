@@ -9,7 +9,8 @@ OctavoError
 ├── ValidationError        one request is wrong (names parameter and value; HTTP 400)
 ├── RequestError           one request failed while running (HTTP 500 for that request alone)
 ├── EngineDeadError        the engine core is gone (HTTP 503)
-└── KernelError            a backend cannot run an op
+├── KernelError            a backend cannot run an op
+└── InvariantError         octavo's own bookkeeping is wrong: a bug
 """
 
 from __future__ import annotations
@@ -66,3 +67,7 @@ class EngineDeadError(OctavoError):
 
 class KernelError(OctavoError):
     """A backend has no kernel for an op, shape or dtype."""
+
+
+class InvariantError(OctavoError):
+    """Octavo's own bookkeeping contradicts itself: a bug, never the user's fault."""

@@ -51,6 +51,11 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
     def total_num_scheduled_tokens(self) -> int:
         return sum(self.num_scheduled_tokens.values())
 
+    @property
+    def is_empty(self) -> bool:
+        """Nothing to compute and nothing to forget: the only kind of plan that need not be executed."""
+        return not self.num_scheduled_tokens and not self.finished_request_ids
+
 
 class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What a step computed. A request whose chunk did not reach its last known token has no entry."""

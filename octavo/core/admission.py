@@ -1,0 +1,71 @@
+"""Who may enter: limits checked once, at the door, and rules asked each time a waiting request could start."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from octavo.core.request import Request
+from octavo.exceptions import ValidationError
+from octavo.messages import EngineCoreRequest
+
+
+def max_tokens_that_fit(num_blocks: int, block_size: int) -> int:
+    """Tokens whose KV fits into a pool of ``num_blocks`` blocks, one of which is the null block."""
+    return (num_blocks - 1) * block_size
+
+
+class RequestLimits:
+    """What can ever be served. ``max_step_tokens``: longest prompt of one step, None if prompts may be split."""
+
+    def __init__(self, *, max_model_len: int, max_kv_tokens: int, max_step_tokens: int | None) -> None:
+        self._max_model_len = max_model_len
+        self._max_kv_tokens = max_kv_tokens
+        self._max_step_tokens = max_step_tokens
+
+    def check(self, request: EngineCoreRequest) -> None:
+        """Raises ValidationError, naming both numbers, if ``request`` could wait for ever."""
+        length = len(request.prompt_token_ids)
+        if length == 0:
+            raise ValidationError("the prompt has no tokens", parameter="prompt", value=length)
+        limits = [
+            (
+                self._max_model_len - 1,
+                f"the model's context of {self._max_model_len} tokens leaves room for a prompt of",
+            ),
+            (self._max_kv_tokens, "the whole KV cache holds"),
+        ]
+        if self._max_step_tokens is not None:
+            limits.append((self._max_step_tokens, "without chunked prefill a step (max_num_batched_tokens) computes"))
+        for limit, what in limits:
+            if length > limit:
+                message = f"the prompt has {length} tokens, but {what} at most {limit}"
+                raise ValidationError(message, parameter="prompt", value=length)
+
+    def end(self, request: EngineCoreRequest) -> int:
+        """Number of tokens at which ``request`` ends with reason "length".
+
+        The last token of a sequence needs no KV, so one more than the pool holds can be reached: a request that
+        outgrows the pool alone ends there, and any shorter one can be resubmitted after a preemption.
+        """
+        end = min(self._max_model_len, self._max_kv_tokens + 1)
+        max_tokens = request.sampling_params.max_tokens
+        return end if max_tokens is None else min(end, len(request.prompt_token_ids) + max_tokens)
+
+
+class AdmissionRule(Protocol):
+    """A reason for a waiting request to wait longer. It must hold for a limited time only."""
+
+    def admits(self, request: Request, running: Sequence[Request]) -> bool:
+        """May ``request`` start in this step? Asked again for each request and step; changes nothing."""
+        ...
+
+
+class MaxNumSeqs:
+    """At most ``limit`` running requests."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+
+    def admits(self, request: Request, running: Sequence[Request]) -> bool:
+        return len(running) < self._limit

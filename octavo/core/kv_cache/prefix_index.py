@@ -1,0 +1,50 @@
+"""PrefixIndex: from the hash of a block's contents to a block that holds them. Knows nothing of references."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from octavo.core.kv_cache.block import Block
+
+
+class PrefixIndex:
+    """One block per hash. Of two blocks with equal contents the first one is found, the other stays nameless."""
+
+    __slots__ = ("_blocks",)
+
+    def __init__(self) -> None:
+        self._blocks: dict[bytes, Block] = {}
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def get(self, block_hash: bytes) -> Block | None:
+        """The block with these contents, if there is one."""
+        return self._blocks.get(block_hash)
+
+    def longest(self, hashes: Iterable[bytes]) -> list[Block]:
+        """Blocks of the longest prefix of ``hashes`` that is here without a gap."""
+        found = []
+        for block_hash in hashes:
+            block = self._blocks.get(block_hash)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def insert(self, block_hash: bytes, block: Block) -> None:
+        """Name ``block``, unless another block already has this name."""
+        if self._blocks.setdefault(block_hash, block) is block:
+            block.block_hash = block_hash
+
+    def remove(self, block: Block) -> None:
+        """Forget the name of ``block``, if it has one."""
+        if block.block_hash is not None:
+            del self._blocks[block.block_hash]
+            block.block_hash = None
+
+    def clear(self) -> None:
+        """Forget all names."""
+        for block in self._blocks.values():
+            block.block_hash = None
+        self._blocks.clear()

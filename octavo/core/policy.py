@@ -1,0 +1,85 @@
+"""Who goes first, and who gives way. A policy owns the waiting queue; it knows nothing of blocks or budgets."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from octavo.core.request import Request
+
+POLICIES = {"fcfs": "octavo.core.policy:FcfsPolicy"}
+
+
+class Policy(Protocol):
+    """Order of requests. ``requeue`` must keep a preempted request ahead of all that the policy ranks after it, and
+    ``victim`` must never be the first of ``order`` while another runs: so the first always progresses."""
+
+    def __len__(self) -> int:
+        """Number of waiting requests."""
+        ...
+
+    def __iter__(self) -> Iterator[Request]:
+        """Waiting requests, next one first."""
+        ...
+
+    def enqueue(self, request: Request) -> None:
+        """A new request waits."""
+        ...
+
+    def requeue(self, request: Request) -> None:
+        """A preempted request waits again."""
+        ...
+
+    def peek(self) -> Request | None:
+        """The request to admit next; it stays in the queue."""
+        ...
+
+    def remove(self, request: Request) -> None:
+        """``request`` waits no longer."""
+        ...
+
+    def order(self, running: Sequence[Request]) -> Sequence[Request]:
+        """A copy of ``running`` (listed by time of admission), first to be served first."""
+        ...
+
+    def victim(self, running: Sequence[Request]) -> Request:
+        """Which of ``running`` (not empty) to preempt when blocks run out."""
+        ...
+
+
+class FcfsPolicy:
+    """First come, first served; the latest of the running gives way.
+
+    Victims are taken from the end and put at the queue's front, so running + waiting is always in order of arrival.
+    """
+
+    __slots__ = ("_waiting",)
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[str, Request] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._waiting.values())
+
+    def enqueue(self, request: Request) -> None:
+        self._waiting[request.request_id] = request
+
+    def requeue(self, request: Request) -> None:
+        self._waiting[request.request_id] = request
+        self._waiting.move_to_end(request.request_id, last=False)
+
+    def peek(self) -> Request | None:
+        return next(iter(self._waiting.values()), None)
+
+    def remove(self, request: Request) -> None:
+        del self._waiting[request.request_id]
+
+    def order(self, running: Sequence[Request]) -> Sequence[Request]:
+        return tuple(running)
+
+    def victim(self, running: Sequence[Request]) -> Request:
+        return running[-1]

@@ -1,0 +1,178 @@
+"""Request: all that the engine core knows about one sequence. Knows nothing of blocks, queues or other requests.
+
+Lengths, in tokens (their order is an invariant):
+
+    0 ... num_computed_tokens ... num_tokens ... num_tokens + num_placeholders ... limit
+    |  KV is, or by the plans    | known ids    | sampled by steps in flight,    | ends here with
+    |  sent so far will be,      |              | ids not here yet               | reason "length"
+    |  in the blocks
+
+(``num_computed_tokens`` may pass ``num_tokens``: a step in flight computes the KV of a token still being sampled.)
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+from octavo.core.kv_cache.hashing import Extra, hash_block
+from octavo.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, TokenLogprobs
+
+
+class RequestStatus(enum.Enum):
+    """Where a request is. PREEMPTED requests wait too, but have run before."""
+
+    WAITING = "waiting"
+    PREEMPTED = "preempted"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Request:
+    """One sequence and its life cycle.
+
+    ``epoch`` counts its stays in the running set: a step's result is valid only if the request is still in the epoch
+    in which the step was planned.
+    """
+
+    __slots__ = (
+        "_told_times",
+        "block_hashes",
+        "epoch",
+        "limit",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_placeholders",
+        "num_preemptions",
+        "num_prompt_logprobs",
+        "num_prompt_tokens",
+        "queued_time",
+        "request_id",
+        "sampling_params",
+        "scheduled_time",
+        "source",
+        "status",
+        "token_ids",
+    )
+
+    def __init__(self, source: EngineCoreRequest, *, limit: int, queued_time: float) -> None:
+        """``limit``: number of tokens, prompt included, at which the request ends with reason "length"."""
+        self.source = source
+        self.request_id = source.request_id
+        self.sampling_params = source.sampling_params
+        self.token_ids = list(source.prompt_token_ids)  # the prompt, then the output
+        self.num_prompt_tokens = len(self.token_ids)
+        self.limit = limit
+        self.status = RequestStatus.WAITING
+        self.epoch = 0
+        self.num_computed_tokens = 0
+        self.num_placeholders = 0
+        self.num_preemptions = 0
+        self.num_prompt_logprobs = 0  # positions 1.. of the prompt already sent to the front end
+        self.num_cached_tokens = 0  # of the first admission
+        self.block_hashes: list[bytes] = []  # of the full blocks of token_ids, as far as somebody asked
+        self.queued_time = queued_time
+        self.scheduled_time: float | None = None
+        self._told_times = False
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_wanted(self) -> int:
+        """Tokens that could be computed now; 0 while steps in flight already hold its last token."""
+        end = len(self.token_ids) + self.num_placeholders
+        return end - self.num_computed_tokens if end < self.limit else 0
+
+    @property
+    def reads_prefix_cache(self) -> bool:
+        """False while prompt logprobs are owed: they need the logits of every position."""
+        owed = self.sampling_params.prompt_logprobs is not None
+        return not (owed and self.num_prompt_logprobs < self.num_prompt_tokens - 1)
+
+    def extras(self, block_index: int) -> Sequence[Extra]:
+        """Tagged facts besides the tokens that the KV of a block depends on (the chain carries them onwards)."""
+        salt = self.source.cache_salt
+        return (("cache_salt", salt),) if block_index == 0 and salt is not None else ()
+
+    def hashes(self, block_size: int) -> list[bytes]:
+        """Chained hashes of all full blocks of the known tokens."""
+        known = self.block_hashes
+        for i in range(len(known), len(self.token_ids) // block_size):
+            tokens = self.token_ids[i * block_size : (i + 1) * block_size]
+            known.append(hash_block(known[-1] if known else None, tokens, self.extras(i)))
+        return known
+
+    def advance(self, num_tokens: int) -> bool:
+        """Count ``num_tokens`` as computed by a new step; True if that step samples the next token."""
+        self.num_computed_tokens += num_tokens
+        samples = self.num_computed_tokens == len(self.token_ids) + self.num_placeholders
+        if samples:
+            self.num_placeholders += 1
+        return samples
+
+    def start(self, num_cached_tokens: int, now: float) -> None:
+        """Enter the running set with ``num_cached_tokens`` already in its blocks."""
+        if self.scheduled_time is None:
+            self.scheduled_time = now
+            self.num_cached_tokens = num_cached_tokens
+        self.status = RequestStatus.RUNNING
+        self.num_computed_tokens = num_cached_tokens
+
+    def preempt(self) -> None:
+        """Leave the running set; steps in flight no longer count."""
+        self.status = RequestStatus.PREEMPTED
+        self.num_preemptions += 1
+        self._leave()
+
+    def finish(self) -> None:
+        """Leave for good."""
+        self.status = RequestStatus.FINISHED
+        self._leave()
+
+    def _leave(self) -> None:
+        self.epoch += 1
+        self.num_computed_tokens = 0
+        self.num_placeholders = 0
+
+    def append(self, token_id: int) -> tuple[FinishReason, int | None] | None:
+        """Add a sampled token; the reason and stop token if it ends the request."""
+        self.token_ids.append(token_id)
+        params = self.sampling_params
+        if self.num_output_tokens >= params.min_tokens:
+            if token_id in self.source.eos_token_ids and not params.ignore_eos:
+                return FinishReason.STOP, None
+            if token_id in params.stop_token_ids:
+                return FinishReason.STOP, token_id
+        return (FinishReason.LENGTH, None) if len(self.token_ids) >= self.limit else None
+
+    def output(
+        self,
+        new_token_ids: list[int],
+        *,
+        logprobs: list[TokenLogprobs] | None = None,
+        prompt_logprobs: list[TokenLogprobs] | None = None,
+        finish_reason: FinishReason | None = None,
+        stop_reason: int | None = None,
+        error: str | None = None,
+    ) -> EngineCoreOutput:
+        """The message to the front end; the first one carries the times of queueing and of scheduling."""
+        first, self._told_times = not self._told_times, True
+        return EngineCoreOutput(
+            request_id=self.request_id,
+            new_token_ids=new_token_ids,
+            new_logprobs=logprobs,
+            new_prompt_logprobs=prompt_logprobs,
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+            error=error,
+            num_cached_tokens=self.num_cached_tokens,
+            queued_time=self.queued_time if first else None,
+            scheduled_time=self.scheduled_time if first else None,
+            num_preemptions=self.num_preemptions,
+        )

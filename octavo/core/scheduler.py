@@ -1,0 +1,318 @@
+"""Scheduler: who computes how many tokens in the next step, and what a step's result means.
+
+Knows no tensors, no text, no process: it hands out ``SchedulerOutput`` and takes back ``ModelRunnerOutput``. Several
+plans may be under way: ``schedule()`` may be called again before ``update()`` of the former, as long as plans are
+executed, and their results handed back, in the order in which they were made.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from octavo.config import CacheConfig, SchedulerConfig
+from octavo.core.admission import AdmissionRule, MaxNumSeqs, RequestLimits, max_tokens_that_fit
+from octavo.core.kv_cache.manager import KVCacheManager
+from octavo.core.policy import POLICIES, Policy
+from octavo.core.request import Request, RequestStatus
+from octavo.core.stats import SchedulerCounters
+from octavo.core.step import Scheduled, StepBuilder
+from octavo.exceptions import ConfigError, InvariantError, ValidationError
+from octavo.messages import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    FinishReason,
+    ModelRunnerOutput,
+    SchedulerOutput,
+    SchedulerStats,
+)
+from octavo.utils.registry import resolve
+
+
+class Scheduler:
+    """Continuous batching over one block pool.
+
+    There are no phases. Each request has ``num_computed_tokens`` and a number of tokens it could compute; a step gives
+    it some of them. The first of the policy's order progresses in every step, so the engine never stands still.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        cache: CacheConfig,
+        num_blocks: int,
+        max_model_len: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``num_blocks`` includes the null block; ``clock`` gives seconds. Raises ConfigError if no block is usable."""
+        if num_blocks < 2:
+            raise ConfigError(f"num_blocks = {num_blocks}: must be at least 2 (one is the null block)")
+        self._config = config
+        self._clock = clock
+        self._kv = KVCacheManager(num_blocks, cache.block_size, enable_prefix_caching=cache.enable_prefix_caching)
+        self._num_blocks = num_blocks
+        self._policy: Policy = resolve(POLICIES[config.policy])()
+        self._limits = RequestLimits(
+            max_model_len=max_model_len,
+            max_kv_tokens=max_tokens_that_fit(num_blocks, cache.block_size),
+            max_step_tokens=None if config.enable_chunked_prefill else config.max_num_batched_tokens,
+        )
+        chunked = config.enable_chunked_prefill and config.long_prefill_token_threshold > 0
+        self._longest_chunk = config.long_prefill_token_threshold if chunked else config.max_num_batched_tokens
+        self._rules: list[AdmissionRule] = [MaxNumSeqs(config.max_num_seqs)]
+        self._requests: dict[str, Request] = {}  # all that are not finished
+        self._running: list[Request] = []  # in order of admission
+        self._finished_ids: list[str] = []  # known to the worker, to be forgotten with the next plan
+        self._in_flight: dict[int, tuple[float, list[Scheduled]]] = {}  # by step id: time of planning, contents
+        self._next_step_id = 0
+        self._last_update = 0.0
+        self._counters = SchedulerCounters()
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Queue a request. Raises ValidationError if it can never be served or its id is in use."""
+        if request.request_id in self._requests:
+            raise ValidationError(f"request id {request.request_id!r} is in use", parameter="request_id")
+        self._limits.check(request)
+        queued = Request(request, limit=self._limits.end(request), queued_time=self._clock())
+        self._requests[request.request_id] = queued
+        self._policy.enqueue(queued)
+
+    def schedule(self) -> SchedulerOutput:
+        """Plan the next step. Every plan that is not empty must be executed, then given to ``update``.
+
+        Running requests come first, in the policy's order; each gets what it wants, but one token of the budget is kept
+        for each request behind it, so none that can run is skipped. When blocks run out, the policy's victim gives way,
+        perhaps one that was planned a moment ago. If nobody had to, waiting requests may start.
+        """
+        step = StepBuilder(self._next_step_id, self._config.max_num_batched_tokens)
+        self._next_step_id += 1
+
+        order = self._policy.order(self._running)
+        for index, request in enumerate(order):
+            if request.status is not RequestStatus.RUNNING:
+                continue  # gave way to a request before it
+            num_behind = len(order) - 1 - index
+            num_tokens = self._chunk(request.num_wanted, step.tokens_left - num_behind)
+            if num_tokens > 0:
+                block_ids = self._make_room(request, num_tokens, step)
+                if block_ids is not None:
+                    step.add(request, num_tokens, block_ids)
+
+        for entry in step.scheduled:  # nothing is undone from here on
+            self._kv.share(entry.request)
+
+        while step.num_preempted == 0:
+            waiting = self._policy.peek()
+            if waiting is None or not self._admit(waiting, step):
+                break
+
+        plan = step.build(self._finished_ids)
+        self._finished_ids = []
+        if plan.num_scheduled_tokens:
+            self._in_flight[plan.step_id] = (self._clock(), list(step.scheduled))
+        return plan
+
+    def _chunk(self, num_wanted: int, room: int) -> int:
+        """How many of ``num_wanted`` tokens one request gets when ``room`` are left: chunked prefill is this line."""
+        return min(num_wanted, self._longest_chunk, room)
+
+    def _make_room(self, request: Request, num_tokens: int, step: StepBuilder) -> list[int] | None:
+        """New blocks for ``num_tokens`` of a running request; None if it was itself the one to give way."""
+        while True:
+            block_ids = self._kv.extend(request, num_tokens)
+            if block_ids is not None:
+                return block_ids
+            victim = self._policy.victim(self._running)
+            self._preempt(victim, step)
+            if victim is request:
+                return None
+
+    def _preempt(self, victim: Request, step: StepBuilder) -> None:
+        """Completion plus resubmission: the worker forgets the victim, which comes back as a new request."""
+        step.undo(victim)
+        self._kv.free(victim)
+        self._running.remove(victim)
+        self._finished_ids.append(victim.request_id)
+        victim.preempt()
+        self._policy.requeue(victim)
+        self._counters.num_preemptions += 1
+
+    def _admit(self, request: Request, step: StepBuilder) -> bool:
+        """Start a waiting request behind its longest cached prefix. False, and nothing changed, if it must wait."""
+        if step.tokens_left == 0 or not all(rule.admits(request, self._running) for rule in self._rules):
+            return False
+        prefix = self._kv.find_prefix(request)
+        num_cached = len(prefix) * self._kv.block_size
+        num_wanted = request.num_tokens - num_cached
+        if self._must_stay_whole(num_wanted) and num_wanted > step.tokens_left:
+            return False
+        num_tokens = self._chunk(num_wanted, step.tokens_left)
+        block_ids = self._kv.admit(request, prefix, num_tokens)
+        if block_ids is None:
+            return False
+        if request.num_preemptions == 0 and self._kv.enable_prefix_caching and request.reads_prefix_cache:
+            self._counters.count_lookup(request.num_prompt_tokens, num_cached)
+        self._policy.remove(request)
+        self._running.append(request)
+        request.start(num_cached, self._clock())
+        step.add(request, num_tokens, block_ids, is_new=True)
+        self._kv.share(request)
+        return True
+
+    def _must_stay_whole(self, num_wanted: int) -> bool:
+        """Without chunked prefill a prompt is computed in one step, unless its own output has made it too long."""
+        return not self._config.enable_chunked_prefill and num_wanted <= self._config.max_num_batched_tokens
+
+    def update(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> EngineCoreOutputs:
+        """Take in the result of a plan. What it says of requests finished or preempted since is dropped.
+
+        Raises InvariantError if ``result`` belongs to another plan.
+        """
+        if result.step_id != plan.step_id:
+            raise InvariantError(f"result of step {result.step_id} for the plan of step {plan.step_id}")
+        now = self._clock()
+        planned_at, scheduled = self._in_flight.pop(plan.step_id, (now, []))
+        outputs = []
+        for entry in scheduled:
+            if entry.is_valid:
+                output = self._take(entry, result)
+                if output is not None:
+                    outputs.append(output)
+        seconds = now - max(planned_at, self._last_update)
+        self._last_update = now
+        stats = self._report(plan.total_num_scheduled_tokens, seconds)
+        return EngineCoreOutputs(outputs=outputs, timestamp=now, stats=stats)
+
+    def _take(self, entry: Scheduled, result: ModelRunnerOutput) -> EngineCoreOutput | None:
+        """One request's part of a result."""
+        request, request_id = entry.request, entry.request.request_id
+        sampled = result.sampled_token_ids.get(request_id, []) if entry.samples else []
+        error = result.errors.get(request_id)
+        if error is None and entry.samples and not sampled:
+            error = "the worker returned no token"
+        if error is not None:
+            return self._fail(request, error)
+
+        prompt_logprobs = None
+        if request_id in result.prompt_logprobs:
+            told = request.num_prompt_logprobs - entry.start  # sent before a preemption; position 0 has none
+            prompt_logprobs = result.prompt_logprobs[request_id][max(told, 0) :]
+            request.num_prompt_logprobs += len(prompt_logprobs)
+        if not entry.samples:
+            return request.output([], prompt_logprobs=prompt_logprobs) if prompt_logprobs else None
+
+        request.num_placeholders -= 1
+        end, count = None, 0
+        while end is None and count < len(sampled):
+            end = request.append(sampled[count])
+            count += 1
+        logprobs = result.logprobs.get(request_id)
+        output = request.output(
+            sampled[:count],
+            logprobs=logprobs[:count] if logprobs is not None else None,
+            prompt_logprobs=prompt_logprobs or None,
+            finish_reason=end[0] if end else None,
+            stop_reason=end[1] if end else None,
+        )
+        if end is not None:
+            self._finish(request)
+        return output
+
+    def abort(self, request_ids: Iterable[str]) -> list[EngineCoreOutput]:
+        """End requests on behalf of the front end, at once; ids that are not here (any more) are ignored."""
+        outputs = []
+        for request_id in request_ids:
+            request = self._requests.get(request_id)
+            if request is not None:
+                self._finish(request)
+                outputs.append(request.output([], finish_reason=FinishReason.ABORT))
+        return outputs
+
+    def fail(self, request_ids: Iterable[str], message: str) -> list[EngineCoreOutput]:
+        """End requests with an error; what they computed is not shared. Ids that are not here are ignored.
+
+        After a plan that raised, its blocks hold anything: fail the requests of that plan and of all plans in flight
+        after it. Neither kind of plan is then given to ``update``.
+        """
+        outputs = [self._fail(self._requests[i], message) for i in request_ids if i in self._requests]
+        for step_id, (_, scheduled) in list(self._in_flight.items()):
+            if not any(entry.is_valid for entry in scheduled):
+                del self._in_flight[step_id]
+        return outputs
+
+    def _fail(self, request: Request, message: str) -> EngineCoreOutput:
+        self._finish(request, spoiled=True)
+        return request.output([], finish_reason=FinishReason.ERROR, error=message)
+
+    def _finish(self, request: Request, *, spoiled: bool = False) -> None:
+        if request.status is RequestStatus.RUNNING:
+            if not spoiled:
+                self._kv.share(request)
+            self._kv.free(request, spoiled=spoiled)
+            self._running.remove(request)
+            self._finished_ids.append(request.request_id)
+        else:
+            self._policy.remove(request)
+        del self._requests[request.request_id]
+        request.finish()
+
+    def has_requests(self) -> bool:
+        """Is there anything to schedule, wait for, or tell the worker to forget?"""
+        return bool(self._requests or self._finished_ids)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._policy)
+
+    def stats(self) -> SchedulerStats:
+        """The state now; counters start again at zero."""
+        return self._report(0, 0.0)
+
+    def _report(self, iteration_tokens: int, step_seconds: float) -> SchedulerStats:
+        counters = self._counters
+        report = SchedulerStats(
+            num_running=len(self._running),
+            num_waiting=len(self._policy),
+            kv_cache_usage=self._kv.usage,
+            num_blocks=self._num_blocks,
+            prefix_cache_queries_delta=counters.prefix_queries,
+            prefix_cache_hits_delta=counters.prefix_hits,
+            num_preemptions_delta=counters.num_preemptions,
+            iteration_tokens=iteration_tokens,
+            step_seconds=step_seconds,
+        )
+        counters.reset()
+        return report
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes; running requests go on."""
+        self._kv.reset_prefix_cache()
+
+    def check_invariants(self) -> None:
+        """Raises InvariantError, naming the contradiction. Walks all blocks: milliseconds, so meant for idle times."""
+        self._kv.check_invariants(self._running)
+        waiting = list(self._policy)
+        listed = [request.request_id for request in [*self._running, *waiting]]
+        if sorted(listed) != sorted(self._requests):
+            raise InvariantError(f"running and waiting are {sorted(listed)}, known are {sorted(self._requests)}")
+        if len(self._running) > self._config.max_num_seqs:
+            raise InvariantError(f"{len(self._running)} running requests, max_num_seqs {self._config.max_num_seqs}")
+        for request in self._running:
+            known = request.num_tokens + request.num_placeholders
+            if request.status is not RequestStatus.RUNNING or not 0 < request.num_computed_tokens <= known:
+                raise InvariantError(f"{request.request_id} runs with {request.num_computed_tokens} of {known} tokens")
+        for request in waiting:
+            if request.status is RequestStatus.RUNNING or request.num_computed_tokens or request.num_placeholders:
+                raise InvariantError(f"{request.request_id} waits, yet it has computed tokens or steps in flight")
+        for request in [*self._running, *waiting]:
+            if request.num_tokens + request.num_placeholders > request.limit:
+                raise InvariantError(f"{request.request_id} has grown beyond its limit of {request.limit} tokens")
+        pending = sum(entry.samples and entry.is_valid for _, step in self._in_flight.values() for entry in step)
+        if pending != sum(request.num_placeholders for request in self._running):
+            raise InvariantError(f"{pending} tokens are being sampled, but requests wait for another number")

@@ -1,0 +1,91 @@
+"""StepBuilder: the plan of one step while it is being made, with its token budget. Knows neither queues nor blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from octavo.core.request import Request
+from octavo.messages import CachedRequestData, NewRequestData, SchedulerOutput
+
+
+class Scheduled:
+    """One request in one step: positions ``start .. start + num_tokens`` and whether the next token is sampled."""
+
+    __slots__ = ("block_ids", "epoch", "is_new", "num_tokens", "request", "samples", "start")
+
+    def __init__(self, request: Request, num_tokens: int, block_ids: list[int], is_new: bool) -> None:
+        self.request = request
+        self.epoch = request.epoch
+        self.start = request.num_computed_tokens
+        self.num_tokens = num_tokens
+        self.block_ids = block_ids  # the whole table of a new request, else only what was added
+        self.is_new = is_new
+        self.samples = request.advance(num_tokens)
+
+    @property
+    def is_valid(self) -> bool:
+        """False once the request was finished or preempted after this step was planned."""
+        return self.request.epoch == self.epoch
+
+
+class StepBuilder:
+    """Collects requests until ``token_budget`` tokens are planned."""
+
+    __slots__ = ("_scheduled", "num_preempted", "step_id", "tokens_left")
+
+    def __init__(self, step_id: int, token_budget: int) -> None:
+        self.step_id = step_id
+        self.tokens_left = token_budget
+        self.num_preempted = 0
+        self._scheduled: dict[str, Scheduled] = {}
+
+    @property
+    def scheduled(self) -> Iterable[Scheduled]:
+        """What is planned so far."""
+        return self._scheduled.values()
+
+    def add(self, request: Request, num_tokens: int, block_ids: list[int], *, is_new: bool = False) -> None:
+        """Plan ``num_tokens`` (1 .. tokens_left) of ``request``, and count them as computed."""
+        self._scheduled[request.request_id] = Scheduled(request, num_tokens, block_ids, is_new)
+        self.tokens_left -= num_tokens
+
+    def undo(self, victim: Request) -> None:
+        """``victim`` is being preempted: take it out of the plan, if it is in, and give its tokens back."""
+        self.num_preempted += 1
+        entry = self._scheduled.pop(victim.request_id, None)
+        if entry is not None:
+            self.tokens_left += entry.num_tokens
+
+    def build(self, finished_request_ids: list[str]) -> SchedulerOutput:
+        """The message to the workers."""
+        new, cached = [], []
+        for request_id, entry in self._scheduled.items():
+            if entry.is_new:
+                new.append(_new_request_data(entry))
+            else:
+                cached.append(
+                    CachedRequestData(
+                        request_id=request_id, num_computed_tokens=entry.start, new_block_ids=entry.block_ids
+                    )
+                )
+        return SchedulerOutput(
+            step_id=self.step_id,
+            num_scheduled_tokens={request_id: entry.num_tokens for request_id, entry in self._scheduled.items()},
+            new_requests=new,
+            cached_requests=cached,
+            finished_request_ids=finished_request_ids,
+        )
+
+
+def _new_request_data(entry: Scheduled) -> NewRequestData:
+    request = entry.request
+    return NewRequestData(
+        request_id=request.request_id,
+        token_ids=list(request.token_ids),
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_computed_tokens=entry.start,
+        block_ids=entry.block_ids,
+        sampling_params=request.sampling_params,
+        sample_index=request.source.sample_index,
+        eos_token_ids=request.source.eos_token_ids,
+    )
