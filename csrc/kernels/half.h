@@ -1,0 +1,47 @@
+// float16 and bfloat16 conversions in plain integer arithmetic, the same on every ISA.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace octavo::OCTAVO_ISA {
+
+static inline uint32_t float_bits(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  return bits;
+}
+
+static inline float bits_float(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+static inline float half_to_float(uint16_t half) {
+  uint32_t sign = uint32_t(half & 0x8000) << 16;
+  uint32_t exponent = (half >> 10) & 31, mantissa = half & 0x3ff;
+  if (exponent == 0) return bits_float(sign | float_bits(float(mantissa) * 0x1p-24f));
+  return bits_float(sign | ((exponent == 31 ? 255 : exponent + 112) << 23) | (mantissa << 13));
+}
+
+/// For numbers that are float16 already: no rounding is done.
+static inline uint16_t exact_half(float value) {
+  uint32_t bits = float_bits(value), sign = (bits >> 16) & 0x8000;
+  uint32_t exponent = (bits >> 23) & 255, mantissa = bits & 0x7fffff;
+  if (exponent == 255) return uint16_t(sign | 0x7c00 | (mantissa >> 13));
+  if (exponent >= 113) return uint16_t(sign | ((exponent - 112) << 10) | (mantissa >> 13));
+  if (exponent < 103) return uint16_t(sign);
+  return uint16_t(sign | ((mantissa | 0x800000) >> (126 - exponent)));
+}
+
+/// Round to nearest even; NaN stays NaN. Written without branches, so that loops become vectors.
+static inline uint32_t to_bf16(float value) {
+  uint32_t bits = float_bits(value);
+  uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  return (bits & 0x7fffffff) > 0x7f800000 ? (bits >> 16) | 0x40 : rounded;
+}
+
+static inline float from_bf16(uint16_t value) { return bits_float(uint32_t(value) << 16); }
+
+}  // namespace octavo::OCTAVO_ISA

@@ -1,0 +1,105 @@
+// Linear layers: the loops over parts, panels and row tiles, and the epilogue. Formats and instruction sets are known
+// to the tiles (linear_tiles_*.inl) alone.
+
+#include <cstring>
+
+#include "linear.h"
+#include "linear_tiles.h"
+
+namespace octavo::OCTAVO_ISA {
+namespace {
+
+// Activations of one sweep over the panels: they should stay in the second-level cache beside a panel.
+constexpr int64_t kSweepBytes = 384 * 1024;
+
+// Where the tiles of a kind start in the scratch, or its end for kind == kActivationKinds.
+int64_t scratch_offset(const Linear& linear, int64_t rows, int kind) {
+  int64_t offset = 0;
+  for (int i = 0; i < kind; ++i) {
+    bool used = false;
+    for (int32_t p = 0; p < linear.num_parts; ++p) used |= int(activation_kind(linear.parts[p].format)) == i;
+    const int64_t row_bytes = activation_row_bytes(ActivationKind(i), linear.k);
+    if (used) offset += round_up((rows + kMaxTileRows) * row_bytes, 64);  // the last tile may not be full
+  }
+  return offset;
+}
+
+size_t scratch_bytes(const Linear& linear, int64_t rows) {
+  return size_t(scratch_offset(linear, rows, kActivationKinds));
+}
+
+void prepare(const LinearCall& call, int64_t first, int64_t last) {
+  const Linear& linear = *call.linear;
+  bool done[kActivationKinds] = {};
+  for (int32_t p = 0; p < linear.num_parts; ++p) {
+    const ActivationKind kind = activation_kind(linear.parts[p].format);
+    if (done[int(kind)]) continue;
+    done[int(kind)] = true;
+    char* tiles = static_cast<char*>(call.scratch) + scratch_offset(linear, call.rows, int(kind));
+    convert_rows(kind, call.x, call.ldx, linear.k, {first, last}, tile_rows(call.rows, most_tile_rows(kind)), tiles);
+  }
+}
+
+// y = sums + bias + residual, in this order, for `valid` outputs of a tile. Through `sums`, because y may be residual.
+void finish_tile(const LinearCall& call, int64_t first_row, int64_t rows, int64_t first_n, int64_t valid,
+                 float* __restrict sums) {
+  const float* bias = call.linear->bias;
+  for (int64_t r = 0; r < rows; ++r, sums += kPanelOutputs) {
+    float* y = call.y + (first_row + r) * call.ldy + first_n;
+    if (bias != nullptr) {
+      for (int64_t i = 0; i < valid; ++i) sums[i] += bias[first_n + i];
+    }
+    if (call.residual != nullptr) {
+      const float* residual = call.residual + (first_row + r) * call.ldr + first_n;
+      for (int64_t i = 0; i < valid; ++i) sums[i] += residual[i];
+    }
+    std::memcpy(y, sums, valid * sizeof(float));
+  }
+}
+
+// Panels of one part, all rows. offset: outputs of the parts before it.
+void part_columns(const LinearCall& call, const LinearPart& part, int64_t offset, Range panels) {
+  const PanelShape shape = panel_shape(part);
+  const ActivationKind kind = activation_kind(part.format);
+  const int64_t height = tile_rows(call.rows, most_tile_rows(kind));
+  const int64_t row_bytes = activation_row_bytes(kind, part.k);
+  const int64_t sweep = max_of(1, kSweepBytes / (height * row_bytes)) * height;
+  const char* tiles = static_cast<const char*>(call.scratch) + scratch_offset(*call.linear, call.rows, int(kind));
+  const Tile full = find_tile(shape, height);
+  alignas(64) float sums[kMaxTileRows * kPanelOutputs];
+  for (int64_t start = 0; start < call.rows; start += sweep) {
+    const int64_t end = min_of(call.rows, start + sweep);
+    for (int64_t p = panels.first; p < panels.last; ++p) {
+      const char* panel = static_cast<const char*>(part.panels) + p * shape.panel_bytes();
+      const int64_t first_n = p * kPanelOutputs, valid = min_of(kPanelOutputs, part.n - first_n);
+      for (int64_t m = start; m < end; m += height) {
+        const int64_t rows = min_of(height, end - m);
+        const Tile tile = rows == height ? full : find_tile(shape, rows);
+        tile(tiles + m * row_bytes, height, panel, shape, sums);
+        finish_tile(call, m, rows, offset + first_n, valid, sums);
+      }
+    }
+  }
+}
+
+void columns(const LinearCall& call, int thread, int threads) {
+  const Linear& linear = *call.linear;
+  int64_t total = 0;
+  for (int32_t i = 0; i < linear.num_parts; ++i) total += ceil_div(linear.parts[i].n, kPanelOutputs);
+  const Range mine = split(total, thread, threads);
+  int64_t before = 0, offset = 0;
+  for (int32_t i = 0; i < linear.num_parts; ++i) {
+    const LinearPart& part = linear.parts[i];
+    const int64_t count = ceil_div(part.n, kPanelOutputs);
+    const Range panels = {max_of(mine.first - before, 0), min_of(mine.last - before, count)};
+    if (panels.first < panels.last) part_columns(call, part, offset, panels);
+    before += count;
+    offset += part.n;
+  }
+}
+
+}  // namespace
+
+const LinearKernels kLinearKernels = {packed_bytes, pack, scratch_bytes, prepare, columns, embed_rows};
+
+}  // namespace octavo::OCTAVO_ISA

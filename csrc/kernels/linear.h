@@ -1,0 +1,23 @@
+// What the files kernels/linear_*.cpp share: each fills a part of the LinearKernels table in linear.cpp.
+#pragma once
+
+#include "linear_layout.h"
+
+namespace octavo::OCTAVO_ISA {
+
+// linear_pack.cpp
+size_t packed_bytes(WeightFormat format, int64_t n, int64_t k, int32_t group, bool has_minimum, bool half_scales);
+void pack(const LinearSource& source, void* panels, int64_t first, int64_t last);
+
+// linear_embed.cpp
+void embed_rows(const Linear& table, const int32_t* ids, int64_t count, float* out, int64_t ldo);
+
+// linear_activations.cpp
+/// Converts rows first .. last - 1 of x into tiles of tile_rows rows.
+void convert_rows(ActivationKind kind, const float* x, int64_t ldx, int64_t k, Range rows, int64_t tile_rows,
+                  void* tiles);
+
+/// linear.cpp: the entries of this ISA's KernelTable.
+extern const LinearKernels kLinearKernels;
+
+}  // namespace octavo::OCTAVO_ISA

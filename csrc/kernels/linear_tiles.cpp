@@ -1,0 +1,68 @@
+// The tiles of this build's instruction set, by format and row count.
+
+#include "linear_tiles.h"
+
+#if defined(__AVX512VNNI__) && defined(__AVX512BF16__)
+#include "linear_tiles_avx512.inl"
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#include "linear_tiles_avx2.inl"
+#else
+#include "linear_tiles_portable.inl"
+#endif
+
+namespace octavo::OCTAVO_ISA {
+namespace {
+
+static_assert(kFloatRows <= kMaxTileRows && kGroupRows <= kMaxTileRows);
+
+// Entry r - 1 is the tile of r rows.
+struct FloatTiles {
+  Tile f32[kFloatRows];
+  Tile bf16[kFloatRows];
+};
+
+struct GroupTiles {
+  Tile rows[kGroupRows];
+};
+
+template <int Rows>
+constexpr void fill(FloatTiles& tiles) {
+  tiles.f32[Rows - 1] = f32_tile<Rows>;
+  tiles.bf16[Rows - 1] = bf16_tile<Rows>;
+  if constexpr (Rows > 1) fill<Rows - 1>(tiles);
+}
+
+template <bool Four, int Subgroups, int Rows>
+constexpr void fill(GroupTiles& tiles) {
+  tiles.rows[Rows - 1] = group_tile<Four, Subgroups, Rows>;
+  if constexpr (Rows > 1) fill<Four, Subgroups, Rows - 1>(tiles);
+}
+
+constexpr FloatTiles make_float_tiles() {
+  FloatTiles tiles{};
+  fill<kFloatRows>(tiles);
+  return tiles;
+}
+
+template <bool Four, int Subgroups>
+constexpr GroupTiles make_group_tiles() {
+  GroupTiles tiles{};
+  fill<Four, Subgroups, kGroupRows>(tiles);
+  return tiles;
+}
+
+constexpr FloatTiles kFloatTiles = make_float_tiles();
+constexpr GroupTiles kGroupTiles[2][2] = {{make_group_tiles<false, 1>(), make_group_tiles<false, 2>()},
+                                          {make_group_tiles<true, 1>(), make_group_tiles<true, 2>()}};
+
+}  // namespace
+
+int most_tile_rows(ActivationKind kind) { return kind == ActivationKind::i8 ? kGroupRows : kFloatRows; }
+
+Tile find_tile(const PanelShape& shape, int64_t rows) {
+  if (shape.format == WeightFormat::f32) return kFloatTiles.f32[rows - 1];
+  if (shape.format == WeightFormat::bf16) return kFloatTiles.bf16[rows - 1];
+  return kGroupTiles[shape.format == WeightFormat::i4_group][shape.subgroups - 1].rows[rows - 1];
+}
+
+}  // namespace octavo::OCTAVO_ISA

@@ -1,0 +1,160 @@
+// Tiles for AVX2 with FMA and F16C: a panel is taken in two halves of two vectors, so that 4 to 6 rows fit into 16
+// registers. Included by linear_tiles.cpp.
+
+#include <immintrin.h>
+
+namespace octavo::OCTAVO_ISA {
+namespace {
+
+constexpr int kFloatRows = 6;
+constexpr int kGroupRows = 4;
+
+inline __m256i broadcast4(const void* p) {
+  int32_t value;
+  __builtin_memcpy(&value, p, 4);
+  return _mm256_set1_epi32(value);
+}
+
+inline __m256i load32(const void* p) { return _mm256_load_si256(static_cast<const __m256i*>(p)); }
+
+template <int Rows>
+void f32_tile(const void* x, int64_t stride, const void* panel, const PanelShape& shape, float* out) {
+  for (int half = 0; half < 2; ++half) {
+    const float* a = static_cast<const float*>(x);
+    const float* w = static_cast<const float*>(panel) + half * 16;
+    __m256 acc[Rows][2];
+    for (int r = 0; r < Rows; ++r) acc[r][0] = acc[r][1] = _mm256_setzero_ps();
+    for (int64_t s = 0; s < shape.steps; ++s, a += stride, w += kPanelOutputs) {
+      __m256 w0 = _mm256_load_ps(w), w1 = _mm256_load_ps(w + 8);
+#pragma GCC unroll 6
+      for (int r = 0; r < Rows; ++r) {
+        __m256 b = _mm256_set1_ps(a[r]);
+        acc[r][0] = _mm256_fmadd_ps(w0, b, acc[r][0]);
+        acc[r][1] = _mm256_fmadd_ps(w1, b, acc[r][1]);
+      }
+    }
+    for (int r = 0; r < Rows; ++r) {
+      _mm256_store_ps(out + r * kPanelOutputs + half * 16, acc[r][0]);
+      _mm256_store_ps(out + r * kPanelOutputs + half * 16 + 8, acc[r][1]);
+    }
+  }
+}
+
+// A bf16 pair is two float halves of 32 bits: the even input is the low half.
+inline __m256 even_input(__m256i pairs) { return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)); }
+inline __m256 odd_input(__m256i pairs) {
+  return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(int32_t(0xffff0000))));
+}
+
+template <int Rows>
+void bf16_tile(const void* x, int64_t stride, const void* panel, const PanelShape& shape, float* out) {
+  for (int half = 0; half < 2; ++half) {
+    const uint32_t* a = static_cast<const uint32_t*>(x);
+    const uint32_t* w = static_cast<const uint32_t*>(panel) + half * 16;
+    __m256 acc[Rows][2];
+    for (int r = 0; r < Rows; ++r) acc[r][0] = acc[r][1] = _mm256_setzero_ps();
+    for (int64_t s = 0; s < shape.steps; ++s, a += stride, w += kPanelOutputs) {
+      __m256i w0 = load32(w), w1 = load32(w + 8);
+#pragma GCC unroll 6
+      for (int r = 0; r < Rows; ++r) {
+        __m256i b = broadcast4(a + r);
+        acc[r][0] = _mm256_fmadd_ps(even_input(w0), even_input(b), acc[r][0]);
+        acc[r][1] = _mm256_fmadd_ps(even_input(w1), even_input(b), acc[r][1]);
+        acc[r][0] = _mm256_fmadd_ps(odd_input(w0), odd_input(b), acc[r][0]);
+        acc[r][1] = _mm256_fmadd_ps(odd_input(w1), odd_input(b), acc[r][1]);
+      }
+    }
+    for (int r = 0; r < Rows; ++r) {
+      _mm256_store_ps(out + r * kPanelOutputs + half * 16, acc[r][0]);
+      _mm256_store_ps(out + r * kPanelOutputs + half * 16 + 8, acc[r][1]);
+    }
+  }
+}
+
+inline void load_scales(const uint8_t* p, bool half_scales, int first, __m256 out[2]) {
+  for (int i = 0; i < 2; ++i) {
+    if (half_scales) {
+      out[i] = _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(p + (first + i * 8) * 2)));
+    } else {
+      out[i] = _mm256_load_ps(reinterpret_cast<const float*>(p) + first + i * 8);
+    }
+  }
+}
+
+// Exact dot of the codes of inputs first_quad * 4 .. with the activations. Sums of 4-bit products stay in 16 bits
+// (8 * 2 * 15 * 127 < 2^15), those of bytes are widened at once (2 * 128 * 127 < 2^15, the sign moved to x).
+template <bool Four, int Rows, int FirstQuad, int Quads>
+inline void group_dot(const ActivationGroup* a, const uint8_t* w, __m256i dot[Rows][2]) {
+  const __m256i ones = _mm256_set1_epi16(1), nibble = _mm256_set1_epi8(15), sign = _mm256_set1_epi8(-128);
+  for (int r = 0; r < Rows; ++r) dot[r][0] = dot[r][1] = _mm256_setzero_si256();
+#pragma GCC unroll 8
+  for (int quad = FirstQuad; quad < FirstQuad + Quads; ++quad) {
+    for (int i = 0; i < 2; ++i) {
+      __m256i code = load32(w + (Four ? quad / 2 : quad) * 128 + i * 32);
+      if (Four) {
+        code = _mm256_and_si256(quad % 2 ? _mm256_srli_epi16(code, 4) : code, nibble);
+      } else {
+        code = _mm256_xor_si256(code, sign);
+      }
+#pragma GCC unroll 4
+      for (int r = 0; r < Rows; ++r) {
+        __m256i b = broadcast4(a[r].codes + quad * 4);
+        if (Four) {
+          dot[r][i] = _mm256_add_epi16(dot[r][i], _mm256_maddubs_epi16(code, b));
+        } else {
+          __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(code), _mm256_sign_epi8(b, code));
+          dot[r][i] = _mm256_add_epi32(dot[r][i], _mm256_madd_epi16(pairs, ones));
+        }
+      }
+    }
+  }
+  if (Four) {
+    for (int r = 0; r < Rows; ++r) {
+      for (int i = 0; i < 2; ++i) dot[r][i] = _mm256_madd_epi16(dot[r][i], ones);
+    }
+  }
+}
+
+template <bool Four, int Subgroups, int Rows, int Sub>
+inline void group_step(const ActivationGroup* a, const uint8_t* w, const PanelShape& shape, int first,
+                       __m256 acc[Rows][2]) {
+  const int64_t sub_bytes = shape.half_scales ? 64 : 128;
+  const uint8_t* scales = w + (Four ? 512 : 1024) + Sub * sub_bytes;
+  const int sums = Subgroups == 1 ? 2 : Sub;
+  __m256i dot[Rows][2];
+  group_dot<Four, Rows, Sub * 4, Subgroups == 1 ? 8 : 4>(a, w + first * 4, dot);
+  __m256 scale[2], minimum[2];
+  load_scales(scales, shape.half_scales, first, scale);
+  for (int r = 0; r < Rows; ++r) {
+    __m256 row = _mm256_set1_ps(a[r].scale);
+    for (int i = 0; i < 2; ++i) {
+      acc[r][i] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot[r][i]), _mm256_mul_ps(scale[i], row), acc[r][i]);
+    }
+  }
+  if (!shape.has_minimum) return;
+  load_scales(scales + Subgroups * sub_bytes, shape.half_scales, first, minimum);
+  for (int r = 0; r < Rows; ++r) {
+    __m256 sum = _mm256_set1_ps(a[r].sum[sums]);
+    for (int i = 0; i < 2; ++i) acc[r][i] = _mm256_fmadd_ps(minimum[i], sum, acc[r][i]);
+  }
+}
+
+template <bool Four, int Subgroups, int Rows>
+void group_tile(const void* x, int64_t stride, const void* panel, const PanelShape& shape, float* out) {
+  for (int first = 0; first < kPanelOutputs; first += 16) {
+    const ActivationGroup* a = static_cast<const ActivationGroup*>(x);
+    const uint8_t* w = static_cast<const uint8_t*>(panel);
+    __m256 acc[Rows][2];
+    for (int r = 0; r < Rows; ++r) acc[r][0] = acc[r][1] = _mm256_setzero_ps();
+    for (int64_t s = 0; s < shape.steps; ++s, a += stride, w += shape.block_bytes) {
+      group_step<Four, Subgroups, Rows, 0>(a, w, shape, first, acc);
+      if (Subgroups == 2) group_step<Four, Subgroups, Rows, Subgroups - 1>(a, w, shape, first, acc);
+    }
+    for (int r = 0; r < Rows; ++r) {
+      for (int i = 0; i < 2; ++i) _mm256_store_ps(out + r * kPanelOutputs + first + i * 8, acc[r][i]);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace octavo::OCTAVO_ISA
