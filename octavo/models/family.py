@@ -55,7 +55,7 @@ class WeightMap:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """An entry of the registry. ``config`` reads a HF-style config (ModelError subclasses), ``build`` writes it down."""
+    """An entry of the registry. ``config`` reads a HF-style config (raises ModelError); ``build`` makes the program."""
 
     config: Callable[[Mapping[str, Any]], Any]  # -> Config
     build: Callable[[Any], Program]

@@ -1,0 +1,1 @@
+"""One file per checkpoint scheme: stored tensors to Weights."""

@@ -1,0 +1,40 @@
+"""The contract of a checkpoint: a HF-style config and tensors by their HF names, whatever the files are."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Protocol
+
+from octavo.quantization.base import Weight
+from octavo.quantization.schemes.unquantized import Dtype
+
+
+class Checkpoint(Protocol):
+    """An opened checkpoint; nothing of its tensors has been read yet.
+
+    ``config_source`` names where the config came from, for messages. Tensor names are keys of ``names``.
+    """
+
+    path: str
+    config_source: str
+    config: Mapping[str, Any]
+
+    def names(self) -> Collection[str]:
+        """All tensors, by HF name."""
+        ...
+
+    def type_of(self, name: str) -> str:
+        """``"BF16"``, ``"Q4_1"``, ..."""
+        ...
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """Rows first."""
+        ...
+
+    def loaded_bytes(self, name: str, dtype: Dtype) -> int:
+        """Bytes of ``load(name, dtype)``, without reading it."""
+        ...
+
+    def load(self, name: str, dtype: Dtype) -> Weight:
+        """The tensor in a canonical format. Raises UnsupportedModel for types octavo lacks."""
+        ...

@@ -1,0 +1,162 @@
+"""A GGUF file as a Checkpoint: metadata becomes a HF-style config, tensor names become HF names.
+
+Files of the ``llama`` architecture hold the rows of Q and K interleaved (pair j in rows 2j and 2j + 1 of a head). They
+are put back into the half-split order of HF checkpoints here, as whole rows, hence without loss. Knows no block
+formats.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.exceptions import FormatError, UnsupportedModel
+from octavo.formats.gguf import GGUFFile
+from octavo.quantization.base import Weight
+from octavo.quantization.schemes import gguf as scheme
+from octavo.quantization.schemes.unquantized import Dtype
+
+# general.architecture -> (HF architecture, whether Q and K are interleaved)
+_ARCHITECTURES = {"llama": ("LlamaForCausalLM", True), "qwen2": ("Qwen2ForCausalLM", False)}
+_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_NAME = re.compile(r"(?:blk\.(\d+)\.)?([a-z_]+)\.(weight|bias)")
+_ROPE_FACTORS = "rope_freqs.weight"
+
+
+def hf_name(name: str) -> str:
+    """``blk.3.attn_q.weight`` -> ``model.layers.3.self_attn.q_proj.weight``; names it does not know stay."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return name
+    layer, module, kind = match.groups()
+    known = (_TOP if layer is None else _LAYER).get(module)
+    if known is None:
+        return name
+    return f"{known}.{kind}" if layer is None else f"model.layers.{layer}.{known}.{kind}"
+
+
+class GGUFCheckpoint:
+    """See ``Checkpoint``. Raises FormatError naming the key, or UnsupportedModel for other architectures."""
+
+    def __init__(self, path: str) -> None:
+        self.path = self.config_source = path
+        file = GGUFFile(path)
+        self._metadata = file.metadata
+        self._tensors = {hf_name(name): tensor for name, tensor in file.tensors.items()}
+        self._arch = self._read("general.architecture", str)
+        if self._arch not in _ARCHITECTURES:
+            known = ", ".join(sorted(_ARCHITECTURES))
+            raise UnsupportedModel(f"{path}: architecture {self._arch!r} is not one of {known}")
+        architecture, interleaved = _ARCHITECTURES[self._arch]
+        self.config: Mapping[str, Any] = self._hf_config(architecture)
+        self._tensors.pop(_ROPE_FACTORS, None)
+        heads = {"q_proj": self.config["num_attention_heads"], "k_proj": self.config["num_key_value_heads"]}
+        self._interleaved_heads: dict[str, int] = heads if interleaved else {}
+
+    def names(self) -> Collection[str]:
+        return self._tensors.keys()
+
+    def type_of(self, name: str) -> str:
+        return self._tensors[name].type
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        return self._tensors[name].shape
+
+    def loaded_bytes(self, name: str, dtype: Dtype) -> int:
+        shape = self.shape_of(name)
+        each = 4.0 if len(shape) == 1 else scheme.bytes_per_element(self.type_of(name), dtype)
+        return int(math.prod(shape) * each)
+
+    def load(self, name: str, dtype: Dtype) -> Weight:
+        tensor = self._tensors[name]
+        rows = tensor.data.reshape(tensor.shape[0], -1)
+        heads = self._interleaved_heads.get(name.split(".")[-2])
+        if heads is not None:
+            rows = half_split_rows(rows, heads)
+        return scheme.from_blocks(rows, tensor.type, tensor.shape, dtype)
+
+    def _read(self, key: str, kind: type, default: Any = None) -> Any:
+        value = self._metadata.get(key, default)
+        if value is None:
+            raise FormatError(self.path, "missing", key=key)
+        if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
+            raise FormatError(self.path, f"{value!r:.80} is not of type {kind.__name__}", key=key)
+        return value
+
+    def _hf_config(self, architecture: str) -> dict[str, Any]:
+        arch = self._arch
+        heads = self._read(f"{arch}.attention.head_count", int)
+        hidden = self._read(f"{arch}.embedding_length", int)
+        if heads < 1:
+            raise FormatError(self.path, f"{heads} heads", key=f"{arch}.attention.head_count")
+        if "model.embed_tokens.weight" not in self._tensors:
+            raise FormatError(self.path, "the tensor is missing", key="token_embd.weight")
+        head_dim = self._read(f"{arch}.attention.key_length", int, hidden // heads)
+        config = {
+            "architectures": [architecture],
+            "hidden_size": hidden,
+            "intermediate_size": self._read(f"{arch}.feed_forward_length", int),
+            "num_hidden_layers": self._read(f"{arch}.block_count", int),
+            "num_attention_heads": heads,
+            "num_key_value_heads": self._read(f"{arch}.attention.head_count_kv", int, heads),
+            "head_dim": head_dim,
+            "vocab_size": self.shape_of("model.embed_tokens.weight")[0],
+            "max_position_embeddings": self._read(f"{arch}.context_length", int),
+            "rms_norm_eps": self._read(f"{arch}.attention.layer_norm_rms_epsilon", float),
+            "tie_word_embeddings": "lm_head.weight" not in self._tensors,
+            "attention_bias": arch == "llama" and "model.layers.0.self_attn.q_proj.bias" in self._tensors,
+            "mlp_bias": "model.layers.0.mlp.gate_proj.bias" in self._tensors,
+            "rope_parameters": self._rope_parameters(head_dim),
+        }
+        if window := self._metadata.get(f"{arch}.attention.sliding_window"):
+            config |= {"sliding_window": window, "use_sliding_window": True}
+        return config
+
+    def _rope_parameters(self, head_dim: int) -> dict[str, Any]:
+        """HF's ``rope_parameters`` from GGUF's ``rope.*`` keys and the tensor of frequency factors."""
+        prefix = f"{self._arch}.rope"
+        kind = self._read(f"{prefix}.scaling.type", str, "none")
+        rotated = self._read(f"{prefix}.dimension_count", int, head_dim)
+        parameters: dict[str, Any] = {
+            "rope_type": "default" if kind == "none" else kind,
+            "rope_theta": self._read(f"{prefix}.freq_base", float, 10000.0),
+            "partial_rotary_factor": rotated / head_dim if head_dim > 0 else 1.0,
+        }
+        if kind != "none":
+            parameters["factor"] = self._read(f"{prefix}.scaling.factor", float)
+            parameters["original_max_position_embeddings"] = self._metadata.get(
+                f"{prefix}.scaling.original_context_length"
+            )
+        if f"{prefix}.scaling.attn_factor" in self._metadata:
+            raise UnsupportedModel(f"{self.path}: {prefix}.scaling.attn_factor is not supported")
+        if _ROPE_FACTORS in self._tensors:
+            if kind != "none":
+                raise UnsupportedModel(f"{self.path}: rope scaling {kind!r} together with {_ROPE_FACTORS}")
+            factors = self.load(_ROPE_FACTORS, "float32").dequantize()
+            if not (np.isfinite(factors).all() and (factors > 0).all()):
+                raise FormatError(self.path, "factors are not positive numbers", key=_ROPE_FACTORS)
+            parameters |= {"rope_type": "frequency_factors", "factors": factors.tolist()}
+        return parameters
+
+
+def half_split_rows(rows: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]:
+    """Rows [heads * D, n] from interleaved order (2j, 2j + 1 are a pair) to half-split (j, j + D/2 are)."""
+    if rows.shape[0] % (2 * heads):
+        raise UnsupportedModel(f"{rows.shape[0]} rows of Q or K for {heads} heads")
+    return rows.reshape(heads, -1, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)

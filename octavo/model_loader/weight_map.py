@@ -1,0 +1,64 @@
+"""Applies a family's WeightMap to a checkpoint: every parameter of the program gets its tensors, every tensor its use.
+
+Knows neither files nor architectures.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from octavo.exceptions import ModelError
+from octavo.model_loader.checkpoint import Checkpoint
+from octavo.models.family import WeightMap
+from octavo.program import Program
+from octavo.quantization.base import Weight, Weights
+from octavo.quantization.schemes.unquantized import Dtype
+
+
+def match_tensors(
+    program: Program, weight_map: WeightMap, *, tied: bool, checkpoint: Checkpoint
+) -> dict[str, tuple[str, ...]]:
+    """Program parameter -> checkpoint tensors stacked into it; tied parameters are left out.
+
+    Raises ModelError when tensors are missing, left over, or of a shape the program does not expect.
+    """
+    shared = weight_map.tied if tied else {}
+    names = checkpoint.names()
+    sources = {name: weight_map.sources(name) for name in program.weights if name not in shared}
+    if missing := [s for parts in sources.values() for s in parts if s not in names]:
+        raise ModelError(f"{checkpoint.path}: {_count(missing)} missing")
+    expected = {s for parts in sources.values() for s in parts}
+    expected |= {s for name in shared for s in weight_map.sources(name)}  # a copy that the config says not to use
+    unused = [n for n in names if n not in expected and not any(re.fullmatch(p, n) for p in weight_map.ignored)]
+    if unused:
+        raise ModelError(f"{checkpoint.path}: octavo does not use {_count(unused)}; the architecture must differ")
+    for name, parts in sources.items():
+        _check_shape(program, name, parts, checkpoint)
+    return sources
+
+
+def load_weights(
+    program: Program, weight_map: WeightMap, sources: dict[str, tuple[str, ...]], checkpoint: Checkpoint, dtype: Dtype
+) -> Weights:
+    """The parameters. Tied ones are the same tuple as the parameter they share."""
+    weights: dict[str, tuple[Weight, ...]] = {
+        name: tuple(checkpoint.load(source, dtype) for source in parts) for name, parts in sources.items()
+    }
+    for name in program.weights:
+        if name not in weights:
+            weights[name] = weights[weight_map.tied[name]]
+    return weights
+
+
+def _check_shape(program: Program, name: str, parts: tuple[str, ...], checkpoint: Checkpoint) -> None:
+    shapes = [checkpoint.shape_of(part) for part in parts]
+    wanted = program.weights[name].shape
+    if sum(shape[0] for shape in shapes) != wanted[0] or any(shape[1:] != wanted[1:] for shape in shapes):
+        listed = ", ".join(f"{part} {list(shape)}" for part, shape in zip(parts, shapes))
+        raise ModelError(f"{checkpoint.path}: {listed} do not make up {name} {list(wanted)} of the config")
+
+
+def _count(names: Collection[str]) -> str:
+    first = ", ".join(sorted(names)[:3])
+    return f"{len(names)} tensor{'s' if len(names) > 1 else ''} ({first}{', ...' if len(names) > 3 else ''})"

@@ -1,0 +1,177 @@
+"""GGUF block types -> Weight, without loss; vectorised bit shuffling only.
+
+Layouts as in ggml's ``block_q*`` structures. In each, a block of B numbers is one fixed-size record, and a row of K
+numbers is K / B records. Where ggml computes ``scale * q``, so does ``Weight.dequantize``, in the same order, hence
+dequantised values are equal to ggml's. Knows no files and no names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.exceptions import FormatError, UnsupportedModel
+from octavo.quantization.base import Weight
+from octavo.quantization.schemes import unquantized
+
+U8 = npt.NDArray[np.uint8]
+Bytes = npt.NDArray[Any]
+# What a converter returns: numbers (int8 [rows * K] or packed pairs), scale and minimum [groups] or None.
+Parts = tuple[Bytes, Bytes, Bytes | None]
+
+
+def _record(*fields: tuple[str, str, int]) -> np.dtype[Any]:
+    return np.dtype([(name, kind) if count == 1 else (name, kind, (count,)) for name, kind, count in fields])
+
+
+_HEAD_K = (("d", "<f2", 1), ("dmin", "<f2", 1), ("scales", "u1", 12))
+_BLOCKS: dict[str, tuple[int, np.dtype[Any]]] = {
+    "Q4_0": (32, _record(("d", "<f2", 1), ("qs", "u1", 16))),
+    "Q4_1": (32, _record(("d", "<f2", 1), ("m", "<f2", 1), ("qs", "u1", 16))),
+    "Q5_0": (32, _record(("d", "<f2", 1), ("qh", "u1", 4), ("qs", "u1", 16))),
+    "Q5_1": (32, _record(("d", "<f2", 1), ("m", "<f2", 1), ("qh", "u1", 4), ("qs", "u1", 16))),
+    "Q8_0": (32, _record(("d", "<f2", 1), ("qs", "i1", 32))),
+    "Q4_K": (256, _record(*_HEAD_K, ("qs", "u1", 128))),
+    "Q5_K": (256, _record(*_HEAD_K, ("qh", "u1", 32), ("qs", "u1", 128))),
+    "Q6_K": (256, _record(("ql", "u1", 128), ("qh", "u1", 64), ("scales", "i1", 16), ("d", "<f2", 1))),
+}
+_FLOATS: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+
+
+def from_blocks(raw: U8, type: str, shape: tuple[int, ...], dtype: unquantized.Dtype = "auto") -> Weight:
+    """A Weight from a GGUF tensor's raw bytes (C order, rows of K = shape[-1] numbers).
+
+    ``dtype`` matters to float types only. Raises UnsupportedModel for types octavo lacks and for quantised vectors,
+    FormatError when sizes do not agree.
+    """
+    if type in _FLOATS:
+        return unquantized.from_array(raw.reshape(-1).view(_FLOATS[type]).reshape(shape), type, dtype)
+    if type not in _BLOCKS:
+        raise UnsupportedModel(f"GGUF type {type}: must be one of {', '.join([*_FLOATS, *_BLOCKS])}")
+    if len(shape) != 2:
+        raise UnsupportedModel(f"GGUF type {type} for a tensor of shape {shape}: only matrices are quantised")
+    block, record = _BLOCKS[type]
+    rows, k = shape
+    if k % block or raw.size != rows * k // block * record.itemsize:
+        raise FormatError("tensor", f"{raw.size} bytes are not a {type} matrix of {rows} x {k}")
+    data, scale, minimum = _CONVERT[type](raw.reshape(-1).view(record))
+    packed = data.dtype == np.uint8
+    return Weight(
+        format="int4_group" if packed else "int8_group",
+        shape=shape,
+        data=data.reshape(rows, k // 2 if packed else k),
+        scale=scale.reshape(rows, -1),
+        minimum=None if minimum is None else minimum.reshape(rows, -1),
+        group_size=k * rows // scale.size,
+        source=type,
+    )
+
+
+def bytes_per_element(type: str, dtype: unquantized.Dtype) -> float:
+    """Bytes that a matrix element takes once converted, scales and minima included."""
+    if type in _FLOATS:
+        return unquantized.bytes_per_element(type, dtype)
+    return _BYTES_PER_ELEMENT[type]
+
+
+def _pairs(halves: Bytes) -> U8:
+    """Nibbles in order, two per byte: from ``halves`` [..., n], whose byte j holds elements j (low) and n + j (high).
+
+    The result is [..., 2, n / 2]. Works on two bytes at a time: of uint16 ``b1 << 8 | b0``, the low nibbles become
+    one byte and the high ones another.
+    """
+    words = np.ascontiguousarray(halves).view("<u2")
+    out = np.empty((*words.shape[:-1], 2, words.shape[-1]), dtype=np.uint8)
+    shifted = words >> 4
+    out[..., 0, :] = (words & 0x000F) | (shifted & 0x00F0)
+    out[..., 1, :] = (shifted & 0x000F) | ((words >> 8) & 0x00F0)
+    return out
+
+
+def _nibbles(halves: Bytes) -> Bytes:
+    """The same elements [..., 2, n], one per byte."""
+    return np.stack([halves & 15, halves >> 4], axis=-2)
+
+
+def _q4_0(b: Bytes) -> Parts:
+    minimum: Bytes = b["d"].astype(np.float32) * -8
+    if np.abs(minimum).max(initial=0) <= 65504:  # then -8d is exact in float16 too
+        minimum = minimum.astype(np.float16)
+    return _pairs(b["qs"]), np.ascontiguousarray(b["d"]), minimum
+
+
+def _q4_1(b: Bytes) -> Parts:
+    return _pairs(b["qs"]), np.ascontiguousarray(b["d"]), np.ascontiguousarray(b["m"])
+
+
+def _five_bits(b: Bytes) -> Bytes:
+    high = np.unpackbits(b["qh"], axis=1, bitorder="little").reshape(-1, 2, 16)
+    return _nibbles(b["qs"]) | (high << 4)
+
+
+def _q5_0(b: Bytes) -> Parts:
+    return _five_bits(b).view(np.int8) - np.int8(16), np.ascontiguousarray(b["d"]), None
+
+
+def _q5_1(b: Bytes) -> Parts:
+    return _five_bits(b).view(np.int8), np.ascontiguousarray(b["d"]), np.ascontiguousarray(b["m"])
+
+
+def _q8_0(b: Bytes) -> Parts:
+    return np.ascontiguousarray(b["qs"]), np.ascontiguousarray(b["d"]), None
+
+
+def _scales_k(b: Bytes) -> tuple[Bytes, Bytes]:
+    """Scale ``d * sc`` and minimum ``-(dmin * m)`` [blocks, 8] float32 of the 6-bit pairs in 12 bytes.
+
+    Bytes 0-3 and 4-7 hold the low six bits of sc and m of groups 0-3, and, in their top two bits, the top of groups
+    4-7, whose low four bits are the nibbles of bytes 8-11.
+    """
+    first, second, third = b["scales"][:, :4], b["scales"][:, 4:8], b["scales"][:, 8:]
+    sc = np.concatenate([first & 63, (third & 15) | ((first >> 6) << 4)], axis=1)
+    m = np.concatenate([second & 63, (third >> 4) | ((second >> 6) << 4)], axis=1)
+    return b["d"].astype(np.float32)[:, None] * sc, -(b["dmin"].astype(np.float32)[:, None] * m)
+
+
+def _q4_k(b: Bytes) -> Parts:
+    return (_pairs(b["qs"].reshape(-1, 4, 32)), *_scales_k(b))
+
+
+def _q5_k(b: Bytes) -> Parts:
+    groups = np.arange(8, dtype=np.uint8)[:, None]
+    high = (b["qh"][:, None, :] >> groups) & 1  # bit g of byte j belongs to element j of group g
+    low = _nibbles(b["qs"].reshape(-1, 4, 32)).reshape(-1, 8, 32)
+    return ((low | (high << 4)).view(np.int8), *_scales_k(b))
+
+
+def _q6_k(b: Bytes) -> Parts:
+    low = _nibbles(b["ql"].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)  # [block, half, quarter, element]
+    shifts = np.array([0, 2, 4, 6], dtype=np.uint8)[:, None]
+    high = (b["qh"].reshape(-1, 2, 1, 32) >> shifts) & 3
+    scale = b["d"].astype(np.float32)[:, None] * b["scales"]
+    return (low | (high << 4)).view(np.int8) - np.int8(32), scale, None
+
+
+_CONVERT: dict[str, Callable[[Bytes], Parts]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+}
+_BYTES_PER_ELEMENT = {
+    "Q4_0": 0.5 + 4 / 32,
+    "Q4_1": 0.5 + 4 / 32,
+    "Q5_0": 1 + 2 / 32,
+    "Q5_1": 1 + 4 / 32,
+    "Q8_0": 1 + 2 / 32,
+    "Q4_K": 0.5 + 8 / 32,
+    "Q5_K": 1 + 8 / 32,
+    "Q6_K": 1 + 4 / 16,
+}
