@@ -1,0 +1,127 @@
+"""InputBatch: the immutable view of one forward pass, and how a step is cut into passes.
+
+A step is one pass, unless requests want prompt logprobs: their logits need a row per prompt token, and whole chunks
+of them would take hundreds of megabytes. Then the step is cut so that no pass has more than a fixed number of such
+rows. Cutting a chunk changes no bit of its result, as chunked prefill does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.backends.base import StepInputs
+from octavo.worker.block_tables import BlockTables
+from octavo.worker.request_states import RequestStates
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """Which tokens of which requests: positions ``starts[s] .. starts[s] + counts[s] - 1`` of row ``rows[s]``."""
+
+    rows: IntArray  # [S] rows of RequestStates
+    starts: IntArray  # [S]
+    counts: IntArray  # [S], all positive
+
+    @property
+    def ends(self) -> IntArray:
+        return self.starts + self.counts
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSpan:
+    """Logits ``first_logit + i`` predict the prompt token at position ``first_position + i`` of ``row``."""
+
+    row: int
+    first_logit: int
+    first_position: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class InputBatch:
+    """One pass: what the program reads, and what its logits are for."""
+
+    inputs: StepInputs
+    sampled_rows: list[int]  # rows of RequestStates that get a token
+    sampled_logits: list[int]  # the logits it is drawn from
+    prompt_spans: list[PromptSpan]
+
+
+def prompt_rows(states: RequestStates, chunks: Chunks) -> IntArray:
+    """``[S]``: how many positions of each chunk predict a prompt token whose logprob is wanted."""
+    last = np.minimum(chunks.ends, states.num_prompt_tokens[chunks.rows] - 1)
+    return np.where(states.wants_prompt_logprobs[chunks.rows], np.maximum(last - chunks.starts, 0), 0)
+
+
+def split_passes(states: RequestStates, chunks: Chunks, max_prompt_rows: int) -> Iterator[Chunks]:
+    """Cut a step into passes of at most ``max_prompt_rows`` (positive) prompt rows each.
+
+    Pieces of one request come in order, one in a pass; a request without prompt rows is whole and in the first pass.
+    """
+    needed = prompt_rows(states, chunks)
+    while needed.sum() > max_prompt_rows:
+        before = np.cumsum(needed) - needed
+        budget = np.maximum(max_prompt_rows - before, 0)
+        take = np.where(needed <= budget, chunks.counts, budget)
+        used = take > 0
+        yield Chunks(chunks.rows[used], chunks.starts[used], take[used])
+        left = take < chunks.counts
+        chunks = Chunks(chunks.rows[left], (chunks.starts + take)[left], (chunks.counts - take)[left])
+        needed = prompt_rows(states, chunks)
+    yield chunks
+
+
+def build_input_batch(states: RequestStates, tables: BlockTables, chunks: Chunks) -> InputBatch:
+    """The pass that computes ``chunks``. A chunk that reaches its request's last known token is sampled.
+
+    tokens of the pass   | chunk 0        | chunk 1 |  ...     T in all
+    query_start_loc      0                n0        n0+n1
+    logit_rows           prompt rows of chunk 0, its last row if sampled, prompt rows of chunk 1, ...
+    """
+    rows, counts = chunks.rows, chunks.counts
+    ends = chunks.ends
+    offsets = np.zeros(rows.size + 1, np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    token_rows = np.repeat(rows, counts)
+    positions = np.arange(offsets[-1]) + np.repeat(chunks.starts - offsets[:-1], counts)
+
+    sampled = np.flatnonzero(ends == states.num_tokens[rows])
+    logit_rows, first = offsets[sampled + 1] - 1, np.arange(sampled.size)
+    spans: list[PromptSpan] = []
+    if states.wants_prompt_logprobs[rows].any():
+        logit_rows, first, spans = _with_prompt_rows(states, chunks, offsets, sampled)
+    inputs = StepInputs(
+        token_ids=states.token_ids[token_rows, positions],
+        positions=positions.astype(np.int32),
+        slot_mapping=tables.slots(token_rows, positions),
+        query_start_loc=offsets.astype(np.int32),
+        seq_lens=ends.astype(np.int32),
+        block_tables=tables.table[rows],
+        logit_rows=logit_rows.astype(np.int32),
+    )
+    return InputBatch(inputs, rows[sampled].tolist(), first.tolist(), spans)
+
+
+def _with_prompt_rows(
+    states: RequestStates, chunks: Chunks, offsets: IntArray, sampled: IntArray
+) -> tuple[IntArray, IntArray, list[PromptSpan]]:
+    """(rows of T that need logits, which of them are sampled, what the others predict)."""
+    needed = prompt_rows(states, chunks)
+    wanted = needed.copy()
+    wanted[sampled] += 1
+    ends = np.cumsum(wanted)  # of each chunk's logits
+    firsts = ends - wanted
+    # Prompt rows are the first rows of a chunk, the sampled one is its last.
+    logit_rows = np.arange(ends[-1]) + np.repeat(offsets[:-1] - firsts, wanted)
+    logit_rows[ends[sampled] - 1] = offsets[sampled + 1] - 1
+    spans = [
+        PromptSpan(int(chunks.rows[s]), int(firsts[s]), int(chunks.starts[s]) + 1, int(needed[s]))
+        for s in np.flatnonzero(needed)
+    ]
+    return logit_rows, ends[sampled] - 1, spans

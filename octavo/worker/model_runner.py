@@ -1,0 +1,146 @@
+"""ModelRunner: one step, from a plan to sampled tokens.
+
+    apply the plan to the request states -> copy blocks -> for each pass: run the program once, sample
+
+The runner keeps sampled tokens itself, so the scheduler may send the next plan before it has seen the result of the
+last one. Knows nothing of policies, blocks' owners, text, or which kernels run the program.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from octavo.backends.base import FloatArray, Limits, Runnable
+from octavo.exceptions import RequestError
+from octavo.messages import CachedRequestData, ModelRunnerOutput, SchedulerOutput, TokenLogprobs
+from octavo.worker.block_tables import BlockTables
+from octavo.worker.input_batch import Chunks, InputBatch, PromptSpan, build_input_batch, split_passes
+from octavo.worker.request_states import RequestStates
+from octavo.worker.sample.logprobs import token_logprobs
+
+NOT_FINITE = "the model returned NaN or infinite logits"
+
+
+class ModelRunner:
+    """Runs plans in the order they come. Not thread-safe."""
+
+    def __init__(self, runnable: Runnable, limits: Limits, *, vocab_size: int, max_model_len: int) -> None:
+        self._runnable = runnable
+        self._max_prompt_rows = limits.max_rows - limits.max_seqs
+        self._states = RequestStates(limits.max_seqs, max_model_len, vocab_size)
+        self._tables = BlockTables(limits.max_seqs, limits.max_blocks_per_seq, limits.block_size)
+        # Requests that failed here and that the scheduler has not yet told us to forget: plans in flight may still
+        # name them. They are left out of the batch and their error is told again.
+        self._failed: dict[str, str] = {}
+
+    def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        """Run one step. A request that fails alone gets an entry in ``errors``; an exception means the step failed."""
+        output = ModelRunnerOutput(step_id=plan.step_id)
+        ids, chunks = self._apply(plan)
+        if plan.block_copies:
+            self._runnable.copy_blocks(plan.block_copies)
+        if ids:
+            id_of_row = dict(zip(chunks.rows.tolist(), ids))
+            for part in split_passes(self._states, chunks, self._max_prompt_rows):
+                batch = build_input_batch(self._states, self._tables, part)
+                logits = self._runnable.run(batch.inputs)
+                self._collect(batch, logits, id_of_row, output)
+        output.errors.update({name: self._failed[name] for name in plan.num_scheduled_tokens if name in self._failed})
+        return output
+
+    def _apply(self, plan: SchedulerOutput) -> tuple[list[str], Chunks]:
+        """Bring the states up to date; the requests to compute and their chunks, in the plan's order."""
+        for request_id in plan.finished_request_ids:
+            self._states.remove(request_id)
+            self._failed.pop(request_id, None)
+        computed: dict[str, int] = {}
+        for new in plan.new_requests:
+            computed[new.request_id] = new.num_computed_tokens
+            try:
+                row = self._states.add(new)
+                self._tables.assign(row, new.block_ids)
+            except Exception as error:
+                self._failed[new.request_id] = str(error)
+        for cached in plan.cached_requests:
+            computed[cached.request_id] = cached.num_computed_tokens
+            if cached.new_block_ids and cached.request_id not in self._failed:
+                self._extend(cached)
+        return self._chunks(plan.num_scheduled_tokens, computed)
+
+    def _extend(self, cached: CachedRequestData) -> None:
+        try:
+            self._tables.append(self._states.row_of[cached.request_id], cached.new_block_ids)
+        except RequestError as error:
+            self._failed[cached.request_id] = str(error)
+
+    def _chunks(self, scheduled: dict[str, int], computed: dict[str, int]) -> tuple[list[str], Chunks]:
+        """The chunk of every scheduled request that has not failed, checked against what is known of it."""
+        ids = [request_id for request_id in scheduled if request_id not in self._failed]
+        rows = np.array([self._states.row_of[i] for i in ids], np.int64)
+        starts = np.array([computed[i] for i in ids], np.int64)
+        counts = np.array([scheduled[i] for i in ids], np.int64)
+        chunks = Chunks(rows, starts, counts)
+        room = np.array([self._tables.num_tokens(row) for row in rows.tolist()], np.int64)
+        ok = (starts >= 0) & (counts > 0) & (chunks.ends <= np.minimum(self._states.num_tokens[rows], room))
+        if not ok.all():
+            for i in np.flatnonzero(~ok):
+                known = int(self._states.num_tokens[rows[i]])
+                self._failed[ids[i]] = (
+                    f"scheduled {counts[i]} tokens from {starts[i]} on, with {known} known and room for {room[i]}"
+                )
+            ids = [ids[i] for i in np.flatnonzero(ok)]
+            chunks = Chunks(rows[ok], starts[ok], counts[ok])
+        return ids, chunks
+
+    def _collect(
+        self, batch: InputBatch, logits: FloatArray, id_of_row: dict[int, str], output: ModelRunnerOutput
+    ) -> None:
+        """Sample every finished chunk and take prompt logprobs; whatever goes wrong is the one request's error."""
+        if logits.shape[0] == 0:
+            return
+        best = logits.argmax(axis=1)  # a row with NaN yields its NaN
+        finite = np.isfinite(logits[np.arange(best.size), best]) & np.isfinite(logits.min(axis=1))
+        for span in batch.prompt_spans:
+            request_id = id_of_row[span.row]
+            if request_id in self._failed:
+                continue
+            try:
+                if not finite[span.first_logit : span.first_logit + span.count].all():
+                    raise RequestError(NOT_FINITE)
+                output.prompt_logprobs.setdefault(request_id, []).extend(self._prompt_logprobs(span, logits))
+            except Exception as error:
+                self._fail(request_id, error, output)
+        for row, index in zip(batch.sampled_rows, batch.sampled_logits):
+            request_id = id_of_row[row]
+            if request_id in self._failed:
+                continue
+            try:
+                if not finite[index]:
+                    raise RequestError(NOT_FINITE)
+                self._sample(row, request_id, logits[index], int(best[index]), output)
+            except Exception as error:
+                self._fail(request_id, error, output)
+
+    def _sample(self, row: int, request_id: str, logits: FloatArray, best: int, output: ModelRunnerOutput) -> None:
+        """Choose the next token of ``row``, keep it, and report it."""
+        states = self._states
+        sampler = states.samplers[row]
+        assert sampler is not None
+        token_id, logprobs = best, None
+        if not sampler.takes_argmax:
+            token_id, logprobs = sampler.sample(logits, states.tokens(row), int(states.num_prompt_tokens[row]))
+        states.append(row, token_id)
+        output.sampled_token_ids[request_id] = [token_id]
+        if logprobs is not None:
+            output.logprobs[request_id] = [logprobs]
+
+    def _prompt_logprobs(self, span: PromptSpan, logits: FloatArray) -> list[TokenLogprobs]:
+        sampler = self._states.samplers[span.row]
+        assert sampler is not None
+        k = sampler.params.prompt_logprobs or 0
+        tokens = self._states.token_ids[span.row, span.first_position : span.first_position + span.count].tolist()
+        return [token_logprobs(logits[span.first_logit + i], token, k) for i, token in enumerate(tokens)]
+
+    def _fail(self, request_id: str, error: Exception, output: ModelRunnerOutput) -> None:
+        self._failed[request_id] = str(error) or type(error).__name__
+        output.prompt_logprobs.pop(request_id, None)

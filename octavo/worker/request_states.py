@@ -1,0 +1,78 @@
+"""RequestStates: what the worker knows of each running request, in one permanent row per request.
+
+How much of a request is computed is not here: each plan says it. Knows nothing of blocks, steps or the model.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.backends.base import Int32Array
+from octavo.exceptions import RequestError
+from octavo.messages import NewRequestData
+from octavo.worker.sample.sampler import RequestSampler
+
+
+class RequestStates:
+    """Columns indexed by row; ``row_of`` maps the id of every running request to its row.
+
+    token_ids[row]:   0 ...... num_prompt_tokens ...... num_tokens ...... max_model_len
+                      |  prompt     |  output so far       |  free
+    """
+
+    def __init__(self, num_rows: int, max_model_len: int, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        # Pages of this array that no request has touched take no memory.
+        self.token_ids: Int32Array = np.empty((num_rows, max_model_len), np.int32)
+        self.num_tokens: npt.NDArray[np.int64] = np.zeros(num_rows, np.int64)
+        self.num_prompt_tokens: npt.NDArray[np.int64] = np.zeros(num_rows, np.int64)
+        self.wants_prompt_logprobs: npt.NDArray[np.bool_] = np.zeros(num_rows, np.bool_)
+        self.samplers: list[RequestSampler | None] = [None] * num_rows
+        self.row_of: dict[str, int] = {}
+        self._free = list(range(num_rows - 1, -1, -1))
+
+    def add(self, request: NewRequestData) -> int:
+        """Give ``request`` a row and return it. Raises RequestError, changing nothing, if it cannot have one."""
+        self._check(request)
+        sampler = RequestSampler.of(request)
+        row = self._free.pop()
+        count = len(request.token_ids)
+        self.token_ids[row, :count] = request.token_ids
+        self.num_tokens[row] = count
+        self.num_prompt_tokens[row] = request.num_prompt_tokens
+        self.wants_prompt_logprobs[row] = request.sampling_params.prompt_logprobs is not None
+        self.samplers[row] = sampler
+        self.row_of[request.request_id] = row
+        return row
+
+    def _check(self, request: NewRequestData) -> None:
+        tokens, capacity = request.token_ids, self.token_ids.shape[1]
+        if request.request_id in self.row_of:
+            raise RequestError(f"request {request.request_id!r} is already running")
+        if not self._free:
+            raise RequestError(f"all {len(self.samplers)} rows of the worker are taken")
+        if not 1 <= request.num_prompt_tokens <= len(tokens) <= capacity:
+            raise RequestError(
+                f"{len(tokens)} tokens, {request.num_prompt_tokens} of them prompt: must be in [1, {capacity}]"
+            )
+        if min(tokens) < 0 or max(tokens) >= self._vocab_size:
+            raise RequestError(f"a token id is outside [0, {self._vocab_size - 1}]")
+
+    def remove(self, request_id: str) -> None:
+        """Free the row of ``request_id``; unknown ids are ignored."""
+        row = self.row_of.pop(request_id, None)
+        if row is not None:
+            self.samplers[row] = None
+            self._free.append(row)
+
+    def append(self, row: int, token_id: int) -> None:
+        """Append a sampled token. One that no longer fits is dropped: nothing can be computed after it."""
+        count = int(self.num_tokens[row])
+        if count < self.token_ids.shape[1]:
+            self.token_ids[row, count] = token_id
+            self.num_tokens[row] = count + 1
+
+    def tokens(self, row: int) -> Int32Array:
+        """Prompt and output of ``row``, int32 ``[num_tokens]``, a view."""
+        return self.token_ids[row, : self.num_tokens[row]]
