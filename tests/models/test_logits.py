@@ -1,0 +1,177 @@
+"""Logits of the reference backend equal transformers' in float32, for every kind of checkpoint the families read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from octavo.config import ModelConfig
+from octavo.model_loader import LoadedModel, load_model
+from tests.models.tiny import Sequence, prepare, random_ids, reference_logits, save, step
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gqa": ("Llama", {}),
+    "mqa": ("Llama", {"num_key_value_heads": 1}),
+    "mha": ("Llama", {"num_key_value_heads": 4}),
+    "tied": ("Llama", {"tie_word_embeddings": True}),
+    "wide heads": ("Llama", {"head_dim": 16}),
+    "biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama3 rope": ("Llama", {"rope_parameters": LLAMA3}),
+    "linear rope": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}}),
+    "yarn rope": ("Llama", {"rope_parameters": YARN}),
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2 tied": ("Qwen2", {"tie_word_embeddings": True, "rope_parameters": {"rope_theta": 1e6}}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_equal_to_transformers(case: str, tmp_path: Path) -> None:
+    kind, config = CASES[case]
+    expected_model = save(tmp_path, kind, **config)
+    loaded = load_model(ModelConfig(model=str(tmp_path)))
+    ids = random_ids(80)
+    expected = reference_logits(expected_model, ids)
+    assert np.abs(expected).max() > 1, "the case must not be trivial"
+    (whole,) = step(prepare(loaded), [(Sequence(ids, [3, 7, 1, 9, 4]), 80)])
+    np.testing.assert_allclose(whole, expected, atol=1e-4)
+    (exact,) = step(prepare(loaded, np.float64), [(Sequence(ids, [1, 2, 3, 4, 5]), 80)])
+    np.testing.assert_allclose(exact, expected, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def gqa(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, LoadedModel]:
+    folder = tmp_path_factory.mktemp("gqa")
+    return save(folder), load_model(ModelConfig(model=str(folder)))
+
+
+def test_chunks_batches_and_block_tables_change_no_bit(gqa: tuple[Any, LoadedModel]) -> None:
+    """A request alone in one step, and in chunks with another one beside it in blocks of any order."""
+    _, loaded = gqa
+    first, second = random_ids(50), random_ids(37, seed=6)
+    (alone,) = step(prepare(loaded), [(Sequence(first, [1, 2, 3, 4]), 50)])
+    (alone_second,) = step(prepare(loaded), [(Sequence(second, [1, 2, 3]), 37)])
+
+    crowd = prepare(loaded)
+    a, b = Sequence(first, [8, 2, 11, 5]), Sequence(second, [9, 1, 3])
+    chunks_a, chunks_b = [], []
+    for count_a, count_b in ((7, 20), (1, 1), (30, 3), (1, 1), (11, 12)):
+        part_b, part_a = step(crowd, [(b, count_b), (a, count_a)])
+        chunks_a.append(part_a)
+        chunks_b.append(part_b)
+    np.testing.assert_array_equal(np.concatenate(chunks_a), alone)
+    np.testing.assert_array_equal(np.concatenate(chunks_b), alone_second)
+
+
+def test_copied_blocks_continue_the_same(gqa: tuple[Any, LoadedModel]) -> None:
+    model, loaded = gqa
+    ids = random_ids(40)
+    runnable = prepare(loaded)
+    step(runnable, [(Sequence(ids, [1, 2, 3]), 30)])
+    runnable.copy_blocks([(1, 4), (2, 5)])
+    (logits,) = step(runnable, [(Sequence(ids, [4, 5, 6], computed=30), 10)])
+    np.testing.assert_allclose(logits, reference_logits(model, ids)[30:], atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sixteen_bit_checkpoints(dtype: torch.dtype, tmp_path: Path) -> None:
+    """As float32 they are exact; as bfloat16 only the float16 ones are rounded."""
+    model = save(tmp_path, dtype=dtype)
+    ids = random_ids(20)
+    expected = reference_logits(model, ids)
+    for choice in ("float32", "auto"):
+        loaded = load_model(ModelConfig(model=str(tmp_path), dtype=choice))
+        (logits,) = step(prepare(loaded), [(Sequence(ids, [1, 2]), 20)])
+        rounded = choice == "auto" and dtype == torch.float16
+        np.testing.assert_allclose(logits, expected, atol=0.5 if rounded else 1e-4)
+        formats = {w.format for parts in loaded.weights.values() for w in parts if len(w.shape) == 2}
+        assert formats == {"bfloat16" if choice == "auto" else "float32"}
+
+
+def test_tied_head_is_the_embedding_itself(tmp_path: Path) -> None:
+    save(tmp_path, tie_word_embeddings=True)
+    loaded = load_model(ModelConfig(model=str(tmp_path)))
+    assert loaded.weights["lm_head"] is loaded.weights["embed_tokens"]
+
+
+def test_smollm2_equals_transformers_on_the_dequantised_weights(smollm2_path: str) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from octavo.quantization.base import stack_dequantized
+
+    loaded = load_model(ModelConfig(model=smollm2_path))
+    hf = {k: v for k, v in loaded.info.config.items() if k not in ("architectures", "rope_parameters")}
+    with torch.device("meta"):
+        model = LlamaForCausalLM(LlamaConfig(**hf, rope_parameters={"rope_type": "default", "rope_theta": 100000.0}))
+    model = model.to_empty(device="cpu").eval()
+    model.model.rotary_emb.__init__(model.config)
+    state: dict[str, torch.Tensor] = {}
+    c = model.config
+    kv = c.num_key_value_heads * c.head_dim
+    for name, parts in loaded.weights.items():
+        rows = torch.from_numpy(stack_dequantized(parts))
+        if name.endswith(".qkv"):
+            pieces = zip(
+                ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), rows.split([c.hidden_size, kv, kv])
+            )
+        elif name.endswith(".gate_up"):
+            pieces = zip(("mlp.gate_proj", "mlp.up_proj"), rows.chunk(2))
+        else:
+            pieces = [(HF_NAMES.get(name.split(".")[-1], name), rows)]
+        prefix = "model." + ".".join(name.split(".")[:2]) + "." if name.startswith("layers.") else ""
+        state |= {f"{prefix}{module}.weight": piece for module, piece in pieces}
+    model.load_state_dict(state, strict=True)
+
+    ids = [
+        1,
+        4093,
+        198,
+        1780,
+        314,
+        260,
+        3575,
+        282,
+        4649,
+        47,
+        2,
+        198,
+        1,
+        520,
+        9531,
+        198,
+        504,
+        3575,
+        282,
+        4649,
+        314,
+        7042,
+        30,
+    ]
+    ids += random_ids(17, vocab=49152)
+    expected = reference_logits(model, ids)
+    (logits,) = step(prepare(loaded), [(Sequence(ids, [2, 5, 1]), len(ids))])
+    np.testing.assert_allclose(logits, expected, atol=1e-4, rtol=1e-5)
+
+
+HF_NAMES = {
+    "o": "self_attn.o_proj",
+    "down": "mlp.down_proj",
+    "input_norm": "input_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "embed_tokens": "model.embed_tokens",
+    "norm": "model.norm",
+    "lm_head": "lm_head",
+}
