@@ -1,0 +1,27 @@
+"""The HTTP application: routers, error bodies and guards put together. Starts nothing."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+
+from octavo.entrypoints import health, metrics_endpoint
+from octavo.entrypoints.openai import chat, completions, models, tokenize
+from octavo.entrypoints.openai.errors import install_error_handlers
+from octavo.entrypoints.openai.middleware import MAX_BODY_BYTES, ApiKeyGuard, BodyLimit, ErrorShield
+from octavo.entrypoints.state import ServerState
+
+ROUTERS = (chat.router, completions.router, models.router, tokenize.router, health.router, metrics_endpoint.router)
+
+
+def build_app(state: ServerState, *, api_key: str | None = None, max_body_bytes: int = MAX_BODY_BYTES) -> FastAPI:
+    """The application over ``state``, which may become ready later. No CORS headers are sent."""
+    app = FastAPI(title="octavo", version=health.octavo_version())
+    app.state.server = state
+    for router in ROUTERS:
+        app.include_router(router)
+    install_error_handlers(app)
+    app.add_middleware(BodyLimit, limit=max_body_bytes)
+    if api_key is not None:
+        app.add_middleware(ApiKeyGuard, api_key=api_key)
+    app.add_middleware(ErrorShield)
+    return app

@@ -1,0 +1,198 @@
+"""POST /v1/completions: text or token ids in, their continuation out. Choice p*n+i is sample i of prompt p."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter, Request
+from msgspec import UNSET
+from starlette.responses import Response
+
+from octavo.entrypoints.openai.generation import Generation, response_id
+from octavo.entrypoints.openai.logprobs import completion_logprobs, join, prompt_logprobs
+from octavo.entrypoints.openai.prompts import encode_prompts, output_budget, truncate
+from octavo.entrypoints.openai.protocol import REFUSED_IN_COMPLETIONS, CompletionRequest
+from octavo.entrypoints.openai.responses import Completion, CompletionChoice, CompletionLogprobs
+from octavo.entrypoints.openai.routing import JsonRoute, server_state
+from octavo.entrypoints.openai.sampling import sampling_params
+from octavo.entrypoints.openai.sse import (
+    CLIENT_CLOSED,
+    DONE,
+    EventStream,
+    encode_event,
+    json_response,
+    until_disconnect,
+)
+from octavo.entrypoints.state import ServerState
+from octavo.exceptions import ValidationError
+
+if TYPE_CHECKING:
+    from octavo.engine.async_llm import AsyncLLM
+    from octavo.engine.outputs import CompletionOutput, RequestOutput
+    from octavo.messages import SamplingParams
+
+logger = logging.getLogger("octavo.server")
+router = APIRouter(route_class=JsonRoute)
+
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
+
+
+@router.post("/v1/completions", response_class=Response)
+async def create_completion(body: CompletionRequest, request: Request) -> Response:
+    """Continue each prompt, whole or as a stream of chunks."""
+    state = server_state(request)
+    engine = state.ready_engine()
+    state.check_model(body.model)
+    if unknown := body.refuse(REFUSED_IN_COMPLETIONS):
+        logger.debug("ignored unknown fields of a completions request: %s", ", ".join(unknown))
+    answer = await _prepare(state, engine, body)
+    if body.stream:
+        return EventStream(answer.chunks())
+    whole = await until_disconnect(request.receive, answer.complete())
+    return json_response(whole) if whole is not None else Response(status_code=CLIENT_CLOSED)
+
+
+async def _prepare(state: ServerState, engine: AsyncLLM, body: CompletionRequest) -> CompletionAnswer:
+    requested = body.max_tokens
+    if requested is not None and (requested < 0 or (requested == 0 and not body.echo)):
+        raise ValidationError(
+            f"max_tokens must be at least 1 (0 only with echo), got {requested}", parameter="max_tokens"
+        )
+    prompts = await encode_prompts(engine.tokenizer, body.prompt, add_special_tokens=body.add_special_tokens)
+    limit = engine.info.max_model_len
+    prompts = [truncate(p, body.truncate_prompt_tokens, requested or DEFAULT_MAX_TOKENS, limit) for p in prompts]
+    params: list[SamplingParams] = []
+    for prompt in prompts:
+        # with max_tokens 0 only the prompt is scored: one token is sampled and dropped
+        wanted = 1 if requested == 0 else requested
+        budget = output_budget(
+            len(prompt), wanted, DEFAULT_MAX_TOKENS, limit, prompt_field="prompt", field="max_tokens"
+        )
+        scored = body.prompt_logprobs if not body.echo else max(body.logprobs or 0, body.prompt_logprobs or 0)
+        wants_prompt = body.prompt_logprobs is not None or (body.echo and body.logprobs is not None)
+        params.append(
+            sampling_params(
+                body,
+                state.sampling_defaults,
+                max_tokens=budget,
+                logprobs=body.logprobs,
+                prompt_logprobs=scored if wants_prompt else None,
+            )
+        )
+    identity = response_id("cmpl", body)
+    return CompletionAnswer(
+        Generation(engine, body, prompts, params, response_id=identity, model=state.model_name), body
+    )
+
+
+class CompletionAnswer:
+    """Turns the engine's outputs into choices. Keeps, per choice, where its text has got to (for ``text_offset``)."""
+
+    def __init__(self, generation: Generation, body: CompletionRequest) -> None:
+        self.generation, self.body = generation, body
+        self.scoring_only = body.max_tokens == 0
+        self._offsets: dict[int, int] = {}  # choice index -> offset in its text; a key means that it has begun
+
+    async def complete(self) -> Completion:
+        """The whole answer."""
+        choices: dict[int, CompletionChoice] = {}
+        async with aclosing(self.generation.outputs()) as outputs:
+            async for prompt_index, output in outputs:
+                for sample in output.outputs:
+                    choice = self._choice(prompt_index, output, sample, finish=True)
+                    choices[choice.index] = choice
+        return self._envelope([choices[index] for index in sorted(choices)], self._usage())
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """The answer as events: deltas, one finish_reason a choice, then usage if asked for, then [DONE]."""
+        final_usage, running_usage = self.generation.stream_usage
+        async with aclosing(self.generation.outputs()) as outputs:
+            async for prompt_index, output in outputs:
+                for sample in output.outputs:
+                    for choice in self._delta_choices(prompt_index, output, sample):
+                        usage: Any = None if final_usage else UNSET
+                        yield encode_event(self._envelope([choice], self._usage() if running_usage else usage))
+        if final_usage:
+            yield encode_event(self._envelope([], self._usage()))
+        yield DONE
+
+    def _delta_choices(
+        self, prompt_index: int, output: RequestOutput, sample: CompletionOutput
+    ) -> list[CompletionChoice]:
+        """At most two chunks: what is new, and the end."""
+        chunks = []
+        fresh = prompt_index * self.generation.n + sample.index not in self._offsets
+        told = sample.token_ids and (self.body.logprobs is not None or self.body.return_token_ids)
+        if sample.text or told or (fresh and self.body.echo):
+            chunks.append(self._choice(prompt_index, output, sample, finish=False))
+        if sample.finish_reason is not None:
+            chunks.append(
+                CompletionChoice(
+                    index=prompt_index * self.generation.n + sample.index,
+                    text="",
+                    finish_reason=self._finish_reason(sample),
+                    stop_reason=None if self.scoring_only else sample.stop_reason,
+                )
+            )
+        return chunks
+
+    def _finish_reason(self, sample: CompletionOutput) -> str | None:
+        return "length" if self.scoring_only and sample.finish_reason == "stop" else sample.finish_reason
+
+    def _choice(
+        self, prompt_index: int, output: RequestOutput, sample: CompletionOutput, *, finish: bool
+    ) -> CompletionChoice:
+        """The news of ``sample``, with the prompt before it where echo asks for it and it has not been sent."""
+        index = prompt_index * self.generation.n + sample.index
+        fresh = index not in self._offsets
+        prompt = self.generation.prompts[prompt_index]
+        text, token_ids = ("", []) if self.scoring_only else (sample.text, sample.token_ids)
+        logprobs = self._logprobs(index, output, sample, echo=fresh and bool(self.body.echo))
+        if fresh and self.body.echo:
+            text = self.generation.tokenizer.decode(prompt, skip_special_tokens=False) + text
+        wants_ids = self.body.return_token_ids
+        scored = output.prompt_logprobs if fresh and self.body.prompt_logprobs is not None else None
+        return CompletionChoice(
+            index=index,
+            text=text,
+            logprobs=logprobs,
+            finish_reason=self._finish_reason(sample) if finish else None,
+            stop_reason=sample.stop_reason if finish and not self.scoring_only else None,
+            token_ids=token_ids if wants_ids else UNSET,
+            prompt_token_ids=prompt if wants_ids and fresh else UNSET,
+            prompt_logprobs=UNSET if scored is None else prompt_logprobs(scored),
+        )
+
+    def _logprobs(
+        self, index: int, output: RequestOutput, sample: CompletionOutput, *, echo: bool
+    ) -> CompletionLogprobs | None:
+        offset = self._offsets.setdefault(index, 0)
+        if self.body.logprobs is None:
+            return None
+        tokenizer = self.generation.tokenizer
+        result = CompletionLogprobs([], [], [], [])
+        if echo:
+            prompt = self.generation.prompts[index // self.generation.n]
+            result, offset = completion_logprobs(tokenizer, prompt, output.prompt_logprobs or [], offset)
+        if not self.scoring_only:
+            own, offset = completion_logprobs(tokenizer, sample.token_ids, sample.logprobs or [], offset)
+            result = join(result, own)
+        self._offsets[index] = offset
+        return result
+
+    def _usage(self) -> Any:
+        usage = self.generation.counter.usage()
+        return (
+            usage
+            if not self.scoring_only
+            else type(usage)(usage.prompt_tokens, 0, usage.prompt_tokens, usage.prompt_tokens_details)
+        )
+
+    def _envelope(self, choices: list[CompletionChoice], usage: Any) -> Completion:
+        generation = self.generation
+        return Completion(
+            id=generation.id, created=generation.created, model=generation.model, choices=choices, usage=usage
+        )

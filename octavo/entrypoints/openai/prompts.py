@@ -1,0 +1,122 @@
+"""From a request's prompt to token ids that fit the model, and the messages of a refusal when they do not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from octavo.entrypoints.openai.protocol import ChatMessage, TemplateOptions
+from octavo.exceptions import ValidationError
+from octavo.tokenizer.base import Tokenizer
+
+LONG_TEXT = 16 * 1024  # characters; longer texts are tokenised off the event loop
+MAX_PROMPTS = 1024  # in one completions request
+
+
+async def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
+    """Token ids of ``text``; a long text does not hold up the other requests."""
+    if len(text) <= LONG_TEXT:
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)
+
+
+async def encode_prompts(
+    tokenizer: Tokenizer, prompt: str | list[str] | list[int] | list[list[int]], *, add_special_tokens: bool
+) -> list[list[int]]:
+    """One list of token ids a prompt. An empty prompt is the BOS token where there is one, else ValidationError."""
+    listed: Sequence[Any] = [prompt] if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else prompt
+    if not listed:
+        raise ValidationError("prompt must not be an empty list", parameter="prompt")
+    if len(listed) > MAX_PROMPTS:
+        raise ValidationError(
+            f"prompt has {len(listed)} entries; at most {MAX_PROMPTS} are allowed", parameter="prompt"
+        )
+    encoded = []
+    for one in listed:
+        ids = await encode(tokenizer, one, add_special_tokens=add_special_tokens) if isinstance(one, str) else list(one)
+        if not ids:
+            if tokenizer.bos_token_id is None:
+                raise ValidationError("prompt must not be empty: this model has no BOS token", parameter="prompt")
+            ids = [tokenizer.bos_token_id]
+        encoded.append(ids)
+    return encoded
+
+
+def render_chat(tokenizer: Tokenizer, messages: list[ChatMessage], options: TemplateOptions) -> str:
+    """The prompt text of ``messages``. Raises ValidationError for no messages, other content than text, no template."""
+    if not messages:
+        raise ValidationError("messages must not be empty", parameter="messages")
+    generate = options.add_generation_prompt
+    if options.continue_final_message:
+        if generate and "add_generation_prompt" in options.model_fields_set:
+            raise ValidationError(
+                "add_generation_prompt and continue_final_message exclude each other",
+                parameter="continue_final_message",
+            )
+        generate = False
+    extra = options.chat_template_kwargs or {}
+    reserved = {"messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message"} & set(extra)
+    if reserved:
+        raise ValidationError(
+            f"chat_template_kwargs may not set {', '.join(sorted(reserved))}", parameter="chat_template_kwargs"
+        )
+    return tokenizer.apply_chat_template(
+        [_plain_message(i, m) for i, m in enumerate(messages)],
+        add_generation_prompt=generate,
+        continue_final_message=options.continue_final_message,
+        **extra,
+    )
+
+
+def _plain_message(index: int, message: ChatMessage) -> dict[str, Any]:
+    """The message as templates know it: text parts joined by newlines, ``developer`` as ``system``."""
+    content = message.content
+    if isinstance(content, list):
+        texts = []
+        for part in content:
+            if part.type != "text" or part.text is None:
+                raise ValidationError(
+                    f"messages[{index}]: content parts of type {part.type!r} are not supported; only text is",
+                    parameter="messages",
+                )
+            texts.append(part.text)
+        content = "\n".join(texts)
+    role = "system" if message.role == "developer" else message.role
+    return {**(message.model_extra or {}), "role": role, "content": content or ""}
+
+
+def truncate(token_ids: list[int], keep: int | None, max_tokens: int, limit: int) -> list[int]:
+    """The last ``keep`` tokens; -1 keeps what fits the context beside ``max_tokens``."""
+    if keep is None:
+        return token_ids
+    if keep == -1:
+        keep = max(1, limit - max_tokens)
+    if keep == 0:
+        raise ValidationError("truncate_prompt_tokens = 0 leaves no prompt", parameter="truncate_prompt_tokens")
+    return token_ids[-keep:]
+
+
+def output_budget(
+    num_prompt_tokens: int, requested: int | None, default: int | None, limit: int, *, prompt_field: str, field: str
+) -> int:
+    """How many tokens may be generated: as requested, else ``default``, else all that the context holds.
+
+    Raises ValidationError with limit, prompt and request in the message when they do not fit together.
+    """
+    room = limit - num_prompt_tokens
+    if room < 1:
+        raise ValidationError(
+            f"this model's maximum context length is {limit} tokens; the prompt alone has {num_prompt_tokens}, "
+            "which leaves no room for an answer",
+            parameter=prompt_field,
+        )
+    if requested is None:
+        return room if default is None else min(default, room)
+    if requested > room:
+        raise ValidationError(
+            f"this model's maximum context length is {limit} tokens; {num_prompt_tokens + requested} were requested "
+            f"({num_prompt_tokens} in the prompt, {requested} for the answer)",
+            parameter=field,
+        )
+    return requested

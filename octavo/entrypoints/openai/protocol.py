@@ -1,0 +1,165 @@
+"""The requests of the OpenAI API, field by field, with vLLM's additions.
+
+Types and shapes are checked here; ranges in SamplingParams; what the model decides in ``prompts.py``. A field whose
+feature octavo does not have is in one of the REFUSED tables: it is accepted with the values that change nothing and
+refused with every other, so that no client believes it got what it asked for. Unknown fields are ignored, and logged.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from octavo.exceptions import ValidationError
+
+# field -> values that change nothing (None always does not)
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "bad_words": ([],),
+    "best_of": (1,),
+    "ec_transfer_params": (),
+    "kv_transfer_params": (),
+    "logits_processors": ([],),
+    "logprob_token_ids": ([],),
+    "repetition_detection": (),
+    "response_format": ({"type": "text"},),
+    "return_tokens_as_token_ids": (False,),
+    "spaces_between_special_tokens": (True,),
+    "structured_outputs": (),
+    "thinking_token_budget": (-1,),
+    "truncation_side": ("left",),
+    "use_beam_search": (False,),
+    "vllm_xargs": ({},),
+}
+REFUSED_IN_COMPLETIONS: dict[str, tuple[Any, ...]] = {"prompt_embeds": (), "suffix": ("",)}
+REFUSED_IN_CHAT: dict[str, tuple[Any, ...]] = {
+    "audio": (),
+    "chat_template": (),
+    "documents": ([],),
+    "echo": (False,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
+    "modalities": (["text"],),
+    "prediction": (),
+    "reasoning_effort": ("none",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "web_search_options": (),
+}
+# accepted and without effect, as in vLLM: they say who asks, or what to do with the answer afterwards
+IGNORED = frozenset(
+    {"include_reasoning", "length_penalty", "metadata", "parallel_tool_calls", "prompt_cache_key"}
+    | {"safety_identifier", "service_tier", "session_id", "store", "stream_interval", "user", "verbosity"}
+)
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
+
+
+class GenerationRequest(BaseModel):
+    """What completions and chat share."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+    model: str | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    skip_special_tokens: bool = True
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = Field(None, ge=-1)
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = False
+    priority: int = 0
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    request_id: Annotated[str, Field(max_length=256)] | None = None
+
+    def refuse(self, table: dict[str, tuple[Any, ...]]) -> list[str]:
+        """Raise ValidationError for a field of REFUSED or ``table`` that asks for something; list unknown fields."""
+        if self.stream_options is not None and not self.stream:
+            raise ValidationError("stream_options is only allowed when stream is true", parameter="stream_options")
+        extra = self.model_extra or {}
+        for name, inert in (REFUSED | table).items():
+            value = extra.get(name)
+            if value is not None and not any(type(value) is type(i) and value == i for i in inert):
+                raise ValidationError(f"{name} is not supported by octavo", parameter=name)
+        return sorted(set(extra) - set(REFUSED) - set(table) - IGNORED)
+
+
+class CompletionRequest(GenerationRequest):
+    """POST /v1/completions."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    echo: bool | None = False
+    logprobs: int | None = None
+    add_special_tokens: bool = True
+
+
+class ContentPart(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+    type: str
+    text: str | None = None
+
+
+class ChatMessage(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[ContentPart] | None = None
+
+
+class TemplateOptions(BaseModel):
+    """How messages become a prompt; chat and /tokenize share it."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class ChatRequest(GenerationRequest, TemplateOptions):
+    """POST /v1/chat/completions."""
+
+    messages: list[ChatMessage]
+    logprobs: bool | None = False
+    top_logprobs: int | None = None
+    max_completion_tokens: int | None = None
+    add_special_tokens: bool = False
+
+
+class TokenizeRequest(TemplateOptions):
+    """POST /tokenize: exactly one of ``prompt`` and ``messages``."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = False
+
+
+class DetokenizeRequest(BaseModel):
+    """POST /detokenize."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    model: str | None = None
+    tokens: list[int]

@@ -1,0 +1,76 @@
+"""Server-sent events, and the end of work when the client has gone.
+
+Knows nothing of chunks: it sends bytes that others encoded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from octavo.entrypoints.openai.errors import describe, error_body
+
+T = TypeVar("T")
+
+DONE = b"data: [DONE]\n\n"
+CLIENT_CLOSED = 499  # nginx's status for a client that left before the answer; nobody reads it
+_encoder = msgspec.json.Encoder()
+
+
+def encode_event(payload: Any) -> bytes:
+    """One event with ``payload`` as JSON."""
+    return b"data: " + _encoder.encode(payload) + b"\n\n"
+
+
+def json_response(payload: Any) -> Response:
+    return Response(_encoder.encode(payload), media_type="application/json")
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of ``work``, or None when the client left first; ``work`` is then cancelled and waited for."""
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        task.cancel()
+        watcher.cancel()
+        await asyncio.gather(task, watcher, return_exceptions=True)
+
+
+class EventStream(Response):
+    """Sends all that ``events`` yields; closes ``events`` when the client leaves.
+
+    An exception becomes ``data: {"error": ...}``, and the stream still ends with [DONE].
+    """
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        del self.headers["content-length"]
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._events):
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await until_disconnect(receive, self._pump(send))
+
+    async def _pump(self, send: Send) -> None:
+        try:
+            async for event in self._events:
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+        except Exception as error:
+            body = b"data: " + error_body(*describe(error)) + b"\n\n" + DONE
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,0 +1,53 @@
+"""POST /tokenize and /detokenize: the model's tokenizer, with the same defaults as the routes that generate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from octavo.entrypoints.openai.prompts import encode, render_chat
+from octavo.entrypoints.openai.protocol import DetokenizeRequest, TokenizeRequest
+from octavo.entrypoints.openai.routing import JsonRoute, server_state
+from octavo.entrypoints.openai.sse import json_response
+from octavo.exceptions import ValidationError
+
+router = APIRouter(route_class=JsonRoute)
+
+
+@router.post("/tokenize", response_class=Response)
+async def tokenize(body: TokenizeRequest, request: Request) -> Response:
+    """Token ids of a prompt, or of messages as the chat route would render them."""
+    state = server_state(request)
+    engine = state.ready_engine()
+    state.check_model(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise ValidationError("give exactly one of prompt and messages", parameter="prompt")
+    if body.messages is not None:
+        text, special = render_chat(engine.tokenizer, body.messages, body), False
+    else:
+        text, special = body.prompt or "", True
+    if body.add_special_tokens is not None:
+        special = body.add_special_tokens
+    tokens = await encode(engine.tokenizer, text, add_special_tokens=special)
+    answer: dict[str, Any] = {
+        "count": len(tokens),
+        "max_model_len": engine.info.max_model_len,
+        "tokens": tokens,
+        "token_strs": [engine.tokenizer.token_string(t) for t in tokens] if body.return_token_strs else None,
+    }
+    return json_response(answer)
+
+
+@router.post("/detokenize", response_class=Response)
+async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
+    """The text of token ids, special tokens written out."""
+    state = server_state(request)
+    engine = state.ready_engine()
+    state.check_model(body.model)
+    size = engine.info.vocab_size
+    for token in body.tokens:
+        if not 0 <= token < size:
+            raise ValidationError(f"tokens: {token} is not in [0, {size - 1}]", parameter="tokens")
+    return json_response({"prompt": engine.tokenizer.decode(body.tokens, skip_special_tokens=False)})

@@ -1,0 +1,55 @@
+"""What the routes share: the engine once it is ready, and until then how far it is.
+
+Filled by whoever starts the engine (``octavo serve``, or a test); the routes only read. Knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from octavo.entrypoints.openai.errors import NotReadyError, UnknownModelError
+from octavo.exceptions import EngineDeadError
+from octavo.formats.hf import read_json
+
+if TYPE_CHECKING:
+    from octavo.engine.async_llm import AsyncLLM
+
+SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass
+class ServerState:
+    """One server, one model. ``failure`` is set when the engine could not start or has died for good."""
+
+    model_name: str
+    created: int = field(default_factory=lambda: int(time.time()))
+    engine: AsyncLLM | None = None
+    phase: str = "starting"
+    progress: float | None = None  # 0..1 of the phase, where it is known
+    failure: str | None = None
+    sampling_defaults: dict[str, float] = field(default_factory=dict)
+
+    def ready_engine(self) -> AsyncLLM:
+        """The engine. Raises NotReadyError while it starts and EngineDeadError if it could not."""
+        if self.failure is not None:
+            raise EngineDeadError(self.failure)
+        if self.engine is None:
+            raise NotReadyError(f"the model is still loading ({self.phase})")
+        return self.engine
+
+    def check_model(self, name: str | None) -> None:
+        """Raises UnknownModelError unless ``name`` is absent or the served model's."""
+        if name is not None and name != self.model_name:
+            raise UnknownModelError(f"the model {name!r} does not exist; this server has {self.model_name!r}")
+
+
+def read_sampling_defaults(model_path: str) -> dict[str, float]:
+    """The sampling values of ``generation_config.json`` in a model folder; empty for a single file or without one."""
+    folder = Path(model_path)
+    if not (folder / "generation_config.json").is_file():
+        return {}
+    config = read_json(folder, "generation_config.json")
+    return {name: config[name] for name in SAMPLING_DEFAULTS if isinstance(config.get(name), int | float)}
