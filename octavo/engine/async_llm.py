@@ -1,38 +1,87 @@
 """AsyncLLM: the engine for servers. The engine core runs in its own process; this side speaks text.
 
+    generate() -> InputProcessor -> AsyncCoreClient ~~> core process
+    stream     <- OutputCollector <- OutputProcessor <- _pump() <~~ core process
+
 Knows nothing of HTTP.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
 from collections.abc import AsyncIterator, Callable
 
 from octavo.config import EngineConfig
+from octavo.engine.core_client import AsyncCoreClient
+from octavo.engine.input_processor import InputProcessor
+from octavo.engine.output_collector import OutputCollector
+from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.outputs import RequestOutput
-from octavo.messages import EngineInfo, SamplingParams
+from octavo.engine.parallel_sampling import ParentRequest
+from octavo.exceptions import EngineDeadError, RequestError
+from octavo.messages import EngineCoreOutputs, EngineCoreRequest, EngineInfo, FinishReason, SamplingParams
+from octavo.metrics.prometheus import EngineMetrics
+from octavo.metrics.stats import IterationStats
+from octavo.metrics.throughput import ThroughputLog
+from octavo.tokenizer import load_tokenizer
 from octavo.tokenizer.base import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+LOG_SECONDS = 10.0
 
 
 class AsyncLLM:
-    """Streams of tokens for many callers at once, on one event loop.
+    """Streams of tokens for many callers at once, on one event loop. Made by :meth:`create`.
 
-    ``info`` and ``tokenizer`` are valid from :meth:`create` on; ``num_running`` and ``num_waiting`` are those of the
-    engine's last step.
+    ``num_running`` and ``num_waiting`` are those of the engine's last step, ``num_active`` the requests whose streams
+    are open on this side.
     """
 
-    info: EngineInfo
-    tokenizer: Tokenizer
-    num_running: int
-    num_waiting: int
+    def __init__(self, config: EngineConfig, client: AsyncCoreClient, tokenizer: Tokenizer, info: EngineInfo) -> None:
+        self.info = info
+        self.tokenizer = tokenizer
+        self.num_running = 0
+        self.num_waiting = 0
+        name = config.model.served_model_name or os.path.basename(config.model.model)
+        cache_info = {
+            "block_size": str(info.block_size),
+            "num_gpu_blocks": str(info.num_blocks),  # vLLM's name; here they are in main memory
+            "enable_prefix_caching": str(config.cache.enable_prefix_caching),
+            "kv_cache_memory_bytes": str(info.kv_cache_bytes),
+        }
+        self.metrics = EngineMetrics(name, info.max_model_len, cache_info)
+        self._client = client
+        self._input = InputProcessor(tokenizer, info, config)
+        self._output = OutputProcessor(tokenizer)
+        self._collectors: dict[ParentRequest, OutputCollector] = {}
+        self._numbers = itertools.count()
+        self._closing = False
+        self._drained = asyncio.Event()
+        self._throughput = ThroughputLog()
+        self._tasks = [asyncio.create_task(self._pump()), asyncio.create_task(self._log())]
 
     @classmethod
     async def create(cls, config: EngineConfig, on_phase: Callable[[str], None] | None = None) -> AsyncLLM:
         """Start the core process for a resolved ``config`` (local model path) and wait until it is ready.
 
-        ``on_phase`` is called with the name of each start-up phase as it begins, on the event loop. Raises ModelError,
-        ConfigError or EngineDeadError.
+        ``on_phase`` is called with the name of each start-up phase as it begins, on the event loop. The tokenizer is
+        read meanwhile. Raises ModelError, ConfigError or EngineDeadError.
         """
-        raise RuntimeError
+        client = AsyncCoreClient(config)
+        try:
+            tokenizer_task = asyncio.create_task(asyncio.to_thread(load_tokenizer, config.model.model))
+            info = await client.ready(on_phase)
+            return cls(config, client, await tokenizer_task, info)
+        except BaseException:
+            await client.shutdown()
+            raise
+
+    # ---- requests
 
     def generate(
         self,
@@ -48,19 +97,117 @@ class AsyncLLM:
         Raises ValidationError and EngineDeadError at the call. The iterator raises RequestError if a sequence fails
         while it runs and EngineDeadError if the core dies. Closing or cancelling the iterator aborts the request.
         ``request_id`` is only echoed and may repeat. Text is tokenised here, with special tokens; pass token ids to
-        choose otherwise.
+        choose otherwise. A consumer slower than the engine gets several steps' outputs as one.
         """
-        raise RuntimeError
+        self._check_alive()
+        request = self._input.process(prompt, sampling_params, priority=priority, cache_salt=cache_salt)
+        external_id = request_id if request_id is not None else f"request-{next(self._numbers)}"
+        return self._stream(external_id, prompt if isinstance(prompt, str) else None, request)
+
+    async def _stream(
+        self, request_id: str, prompt: str | None, request: EngineCoreRequest
+    ) -> AsyncIterator[RequestOutput]:
+        self._check_alive()
+        collector = OutputCollector(request.sampling_params.output_kind)
+        parent = ParentRequest(request_id, prompt, request, collector.put)
+        self._collectors[parent] = collector
+        self._output.add(parent)
+        self._client.submit(parent.children)
+        try:
+            while not parent.finished or collector:
+                output = await collector.get()
+                for completion in output.outputs:
+                    if completion.finish_reason == FinishReason.ERROR:
+                        raise RequestError(str(completion.stop_reason))
+                yield output
+        finally:
+            self._abort(parent)
+            del self._collectors[parent]
+            if not self._collectors:
+                self._drained.set()
+
+    def _abort(self, parent: ParentRequest) -> None:
+        """End what still runs of a request, here and in the core."""
+        if not parent.finished:
+            self._client.submit(abort_ids=parent.child_ids)
+            self._note(self._output.end(parent.child_ids, FinishReason.ABORT))
 
     async def abort(self, request_id: str) -> None:
         """End every running request with this (external) id; their streams end with finish_reason abort."""
+        for parent in list(self._collectors):
+            if parent.request_id == request_id:
+                self._abort(parent)
 
-    async def check_health(self) -> None:
-        """Raises EngineDeadError if the core is gone."""
+    @property
+    def num_active(self) -> int:
+        return len(self._collectors)
+
+    # ---- from the core
+
+    async def _pump(self) -> None:
+        """Take in the core's messages until it is gone; then tell everybody who waits."""
+        try:
+            while True:
+                self._take(await self._client.outputs())
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            dead = error if isinstance(error, EngineDeadError) else EngineDeadError(f"the front end failed: {error!r}")
+            logger.error("%s", dead, exc_info=None if dead is error else error)
+            self._client.error = self._client.error or dead
+            for collector in self._collectors.values():
+                collector.fail(dead)
+            self.num_running = self.num_waiting = 0
+            self._note(self._output.end_all(FinishReason.ERROR, str(dead)))
+
+    def _take(self, outputs: EngineCoreOutputs) -> None:
+        processed = self._output.process(outputs)
+        if processed.abort_ids:
+            self._client.submit(abort_ids=processed.abort_ids)
+        if outputs.stats is not None:
+            self.num_running, self.num_waiting = outputs.stats.num_running, outputs.stats.num_waiting
+        self.metrics.record(outputs.stats, processed.iteration)
+        self._throughput.record(outputs.stats, processed.iteration)
+
+    def _note(self, iteration: IterationStats) -> None:
+        self.metrics.record(None, iteration)
+
+    async def _log(self) -> None:
+        while True:
+            await asyncio.sleep(LOG_SECONDS)
+            if line := self._throughput.line():
+                logger.info("%s", line)
 
     def render_metrics(self) -> bytes:
         """All metrics in Prometheus' text format."""
-        raise RuntimeError
+        return self.metrics.render()
+
+    # ---- life
+
+    def _check_alive(self) -> None:
+        if self._client.error is not None:
+            raise self._client.error
+        if self._closing:
+            raise EngineDeadError("the engine is shutting down")
+
+    async def check_health(self) -> None:
+        """Raises EngineDeadError if the core is gone."""
+        if self._client.error is not None:
+            raise self._client.error
 
     async def shutdown(self, drain_seconds: float = 0.0) -> None:
-        """Refuse new requests, give running ones ``drain_seconds``, abort the rest, end the process. Idempotent."""
+        """Refuse new requests, give running ones ``drain_seconds``, abort the rest, end the process. Idempotent.
+
+        A second call while the first one drains does not wait for it.
+        """
+        self._closing = True
+        if self._collectors and self._client.error is None and drain_seconds > 0:
+            self._drained.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._drained.wait(), drain_seconds)
+        for parent in list(self._collectors):
+            self._abort(parent)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks)
+        await self._client.shutdown()

@@ -1,0 +1,215 @@
+"""EngineCore: the loop. One step reads: schedule, execute, update.
+
+Owns the scheduler and an executor, and knows nothing of text, sockets or tensors.
+
+    in flight (oldest first)      [plan 7 | future] [plan 8 | future]
+                                      ^ step() waits for this one   ^ schedule() appends here, up to ``depth``
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import msgspec
+
+from octavo.config import EngineConfig
+from octavo.core.admission import max_tokens_that_fit
+from octavo.core.scheduler import Scheduler
+from octavo.exceptions import ConfigError, EngineDeadError, ValidationError
+from octavo.executor.base import Executor
+from octavo.messages import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EngineInfo,
+    FinishReason,
+    ModelRunnerOutput,
+    SchedulerOutput,
+)
+
+logger = logging.getLogger(__name__)
+
+MAX_FAILED_STEPS = 3  # in a row; more, and the fault is the engine's, not a request's
+
+
+@dataclass(slots=True)
+class PhaseClock:
+    """Names and times the phases of start-up; ``on_phase`` hears each name as the phase begins."""
+
+    on_phase: Callable[[str], None] = lambda name: None
+    phases: list[tuple[str, float]] = field(default_factory=list)
+    _name: str | None = None
+    _began: float = 0.0
+
+    def begin(self, name: str) -> None:
+        self.end()
+        self._name, self._began = name, time.monotonic()
+        self.on_phase(name)
+
+    def end(self) -> None:
+        if self._name is not None:
+            self.phases.append((self._name, time.monotonic() - self._began))
+            self._name = None
+
+
+class EngineCore:
+    """Requests in, tokens out, one step at a time. Not thread-safe.
+
+    ``config`` is resolved (local model path, ``max_model_len`` set); ``vocab_size`` is the width of the logits.
+    ``depth`` is how many steps may be in flight: 1 is synchronous, 2 overlaps scheduling with compute.
+    Raises ModelError or ConfigError if the model cannot be loaded or its KV cache does not fit.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        executor_factory: Callable[[EngineConfig], Executor],
+        *,
+        vocab_size: int,
+        depth: int = 1,
+        clock: PhaseClock | None = None,
+    ):
+        clock = clock or PhaseClock()
+        self._depth = depth
+        self._in_flight: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
+        self._pending: list[EngineCoreOutput] = []  # outputs made between steps: aborts and refusals
+        self._stats_due = False
+        self._failed_steps = 0
+        self._executor = executor_factory(config)
+        try:
+            self._start(config, vocab_size, clock)
+        except BaseException:
+            self._executor.shutdown()
+            raise
+
+    def _start(self, config: EngineConfig, vocab_size: int, clock: PhaseClock) -> None:
+        clock.begin("load weights")
+        self._executor.load_model()
+        clock.begin("allocate KV cache")
+        spec = self._executor.kv_cache_spec()
+        memory = config.cache.kv_cache_memory or self._executor.available_kv_memory()
+        num_blocks = memory // spec.bytes_per_block
+        max_model_len = self._fitting_model_len(config, num_blocks, memory)
+        self._executor.initialize_kv_cache(num_blocks)
+        clock.end()
+        self._scheduler = Scheduler(config.scheduler, config.cache, num_blocks, max_model_len)
+        self.info = EngineInfo(
+            max_model_len=max_model_len,
+            vocab_size=vocab_size,
+            num_blocks=num_blocks,
+            block_size=spec.block_size,
+            kv_cache_bytes=num_blocks * spec.bytes_per_block,
+            phases=clock.phases,
+            facts=self._executor.describe(),
+        )
+
+    @staticmethod
+    def _fitting_model_len(config: EngineConfig, num_blocks: int, memory: int) -> int:
+        """The configured length, or what the pool holds if that is less: a longer sequence could only starve."""
+        wanted = config.model.max_model_len
+        if wanted is None:
+            raise ConfigError("max_model_len is not set: resolve the configuration first")
+        fits = max_tokens_that_fit(num_blocks, config.cache.block_size) if num_blocks > 1 else 0
+        if fits < 2:
+            raise ConfigError(f"kv_cache_memory = {memory}: too small for a single block of KV cache")
+        if fits < wanted:
+            logger.warning("max_model_len is %d instead of %d: the KV cache holds no more tokens", fits, wanted)
+        return min(fits, wanted)
+
+    # ---- requests
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Queue a request. One that can never run ends with an ERROR output of the next step."""
+        try:
+            self._scheduler.add_request(request)
+        except ValidationError as error:
+            refusal = EngineCoreOutput(
+                request_id=request.request_id, finish_reason=FinishReason.ERROR, error=str(error)
+            )
+            self._pending.append(refusal)
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Free the blocks of these requests now; their ABORT outputs come with the next step. Unknown ids are ignored.
+
+        A step in flight may still write to the freed blocks; that is safe, because plans run in order.
+        """
+        self._pending += self._scheduler.abort(request_ids)
+        self._stats_due = True
+
+    def has_work(self) -> bool:
+        """Whether :meth:`step` has something to do or to say."""
+        return bool(self._in_flight or self._pending or self._stats_due) or self._scheduler.has_requests()
+
+    # ---- the loop
+
+    def step(self) -> EngineCoreOutputs:
+        """Fill the pipeline, finish its oldest step, and return what that gave.
+
+        A step that raises fails only the requests in flight; the third in a row raises EngineDeadError.
+        """
+        self._schedule_ahead()
+        if not self._in_flight:
+            return self._collect(None)
+        plan, future = self._in_flight.popleft()
+        try:
+            result = future.result()
+        except Exception as error:
+            self._fail_step(plan, error)
+            return self._collect(None)
+        self._failed_steps = 0
+        return self._collect(self._scheduler.update(plan, result))
+
+    def _schedule_ahead(self) -> None:
+        while len(self._in_flight) < self._depth and self._scheduler.has_requests():
+            plan = self._scheduler.schedule()
+            if not plan.num_scheduled_tokens and not plan.finished_request_ids:
+                if self._in_flight or self._pending or self._stats_due:
+                    return  # nothing more until a step in flight ends
+                raise EngineDeadError("the scheduler has requests but plans nothing for them")
+            self._in_flight.append((plan, self._execute(plan)))
+
+    def _execute(self, plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        """The executor's future; a failure to launch is one too."""
+        try:
+            return self._executor.execute_model(plan)
+        except Exception as error:
+            failed: Future[ModelRunnerOutput] = Future()
+            failed.set_exception(error)
+            return failed
+
+    def _fail_step(self, plan: SchedulerOutput, error: Exception) -> None:
+        """Fail the requests of a step that raised, and of the steps that built on it."""
+        self._failed_steps += 1
+        logger.error("step %d failed", plan.step_id, exc_info=error)
+        if self._failed_steps >= MAX_FAILED_STEPS:
+            raise EngineDeadError(f"{self._failed_steps} steps in a row failed, the last with: {error}") from error
+        request_ids = set(plan.num_scheduled_tokens)
+        while self._in_flight:
+            later, future = self._in_flight.popleft()
+            future.exception()  # wait for its end; whatever it computed is void
+            request_ids |= set(later.num_scheduled_tokens)
+        self._pending += self._scheduler.fail(sorted(request_ids), f"{type(error).__name__}: {error}")
+
+    def _collect(self, outputs: EngineCoreOutputs | None) -> EngineCoreOutputs:
+        """A step's outputs (None: no step was finished) behind those made between steps."""
+        pending, self._pending, self._stats_due = self._pending, [], False
+        if outputs is None:
+            return EngineCoreOutputs(outputs=pending, timestamp=time.monotonic(), stats=self._scheduler.stats())
+        if not pending:
+            return outputs
+        return msgspec.structs.replace(outputs, outputs=[*pending, *outputs.outputs])
+
+    # ---- rest
+
+    def check_invariants(self) -> None:
+        """Prove that no block is lost or shared wrongly; meant for idle moments. Raises InvariantError."""
+        self._scheduler.check_invariants()
+
+    def shutdown(self) -> None:
+        """Release the executor; idempotent."""
+        self._executor.shutdown()

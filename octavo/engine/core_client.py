@@ -1,0 +1,227 @@
+"""How a front end holds an engine core: in its own process (LLM) or in another one (AsyncLLM).
+
+Knows nothing of text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from octavo import exceptions
+from octavo.config import EngineConfig
+from octavo.engine.core import EngineCore, PhaseClock
+from octavo.engine.wire import Command, Failure, Launch, Message, frame
+from octavo.exceptions import EngineDeadError, FormatError, ModelError, OctavoError
+from octavo.messages import EngineCoreOutputs, EngineCoreRequest, EngineInfo
+
+LAST_WORDS_SECONDS = 0.2  # after an exit, how long to wait for the message that explains it
+EXIT_SECONDS = 5.0  # an orderly shutdown may take this long before the process is killed
+IPC_PATH_MAX = 80  # the kernel bounds the path of a socket to about 100 bytes
+
+# The child sees the very modules its parent sees, wherever they were imported from.
+BOOTSTRAP = (
+    "import time; t = time.monotonic(); import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from octavo.engine.core_proc import main; main(t)"
+)
+
+
+class InprocClient:
+    """The core as a plain object: :meth:`step` computes."""
+
+    def __init__(self, config: EngineConfig, on_phase: Callable[[str], None] = lambda name: None):
+        from octavo.engine.model_limits import apply_model_limits
+        from octavo.executor.factory import make_executor
+
+        clock = PhaseClock(on_phase)
+        clock.begin("read model header")
+        config, vocab_size = apply_model_limits(config)
+        self._core = EngineCore(config, make_executor, vocab_size=vocab_size, clock=clock)
+        self.info = self._core.info
+
+    def submit(self, requests: Sequence[EngineCoreRequest] = (), abort_ids: Sequence[str] = ()) -> None:
+        """Queue requests, then abort ids."""
+        for request in requests:
+            self._core.add_request(request)
+        if abort_ids:
+            self._core.abort(abort_ids)
+
+    def has_work(self) -> bool:
+        return self._core.has_work()
+
+    def step(self) -> EngineCoreOutputs:
+        """Run one step. Raises EngineDeadError."""
+        return self._core.step()
+
+    def check_invariants(self) -> None:
+        self._core.check_invariants()
+
+    def shutdown(self) -> None:
+        self._core.shutdown()
+
+
+class AsyncCoreClient:
+    """The core in a child process, from the side of one event loop.
+
+    Requests and aborts of one turn of the loop travel as one message. The death of the process is noticed by waiting
+    for it, not by asking.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Start the process, and return at once; :meth:`ready` waits for it. Needs a running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(Message)
+        self._requests: list[EngineCoreRequest] = []
+        self._abort_ids: list[str] = []
+        self._closing = False
+        self._exited = asyncio.Event()
+        self._receiving: asyncio.Future[bytes] | None = None
+        self.error: EngineDeadError | None = None  # why the core is gone
+
+        folder = tempfile.mkdtemp(prefix="octavo-")  # mode 0700
+        if len(folder) > IPC_PATH_MAX:
+            shutil.rmtree(folder)
+            folder = tempfile.mkdtemp(prefix="octavo-", dir="/tmp")
+        self._remove_folder = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self._context = zmq.Context()
+        self._commands = self._context.socket(zmq.PUSH)
+        self._messages: zmq.asyncio.Socket = zmq.asyncio.Context(self._context).socket(zmq.PULL)
+        for socket in (self._commands, self._messages):
+            socket.set_hwm(0)
+            socket.linger = 0
+        launch = Launch(
+            config=config,
+            commands_address=f"ipc://{folder}/commands",
+            messages_address=f"ipc://{folder}/messages",
+            log_level=logging.getLogger("octavo").getEffectiveLevel(),
+        )
+        self._commands.connect(launch.commands_address)  # the connecting side queues until the other is there
+        self._messages.bind(launch.messages_address)
+        command = [sys.executable, "-c", BOOTSTRAP, json.dumps(sys.path)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE)
+        threading.Thread(target=self._wait_for_exit, name="core-watch", daemon=True).start()
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it died already: ready() says so
+            self._process.stdin.write(frame(self._encoder.encode(launch)))
+            self._process.stdin.flush()  # and stays open: its end is how the core knows of ours
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    # ---- death
+
+    def _wait_for_exit(self) -> None:
+        code = self._process.wait()
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is waiting
+            self._loop.call_soon_threadsafe(self._on_exit, code)
+
+    def _on_exit(self, code: int) -> None:
+        self._exited.set()
+        if self._closing:
+            return
+        if code < 0:  # killed: it cannot have said why
+            self._die(EngineDeadError(f"the engine core was killed by signal {-code}"))
+        else:
+            error = EngineDeadError(f"the engine core ended with status {code}")
+            self._loop.call_later(LAST_WORDS_SECONDS, self._die, error)
+
+    def _die(self, error: EngineDeadError) -> None:
+        self.error = self.error or error
+        if self._receiving is not None:
+            self._receiving.cancel()
+
+    # ---- messages
+
+    async def ready(self, on_phase: Callable[[str], None] | None = None) -> EngineInfo:
+        """Wait until the model is loaded. Raises the ModelError or ConfigError that ended it, or EngineDeadError."""
+        while True:
+            message = await self._receive()
+            if message.phase is not None and on_phase is not None:
+                on_phase(message.phase)
+            if message.failure is not None:
+                raise _as_exception(message.failure)
+            if message.ready is not None:
+                return message.ready
+
+    async def outputs(self) -> EngineCoreOutputs:
+        """The next step's outputs. Raises EngineDeadError once the core is gone, at once, not at the next message."""
+        while True:
+            message = await self._receive()
+            if message.outputs is not None:
+                return message.outputs
+            if message.failure is not None:
+                self.error = EngineDeadError(f"the engine core failed: {message.failure.message}")
+                raise self.error
+
+    async def _receive(self) -> Message:
+        if self.error is not None:
+            raise self.error
+        self._receiving = receiving = asyncio.ensure_future(self._messages.recv())
+        try:
+            return self._decoder.decode(await receiving)
+        except asyncio.CancelledError:
+            if self.error is not None:
+                raise self.error from None
+            raise
+        finally:
+            self._receiving = None
+
+    def submit(self, requests: Sequence[EngineCoreRequest] = (), abort_ids: Sequence[str] = ()) -> None:
+        """Send requests and aborts, together with all others of this turn of the event loop. Never blocks."""
+        if not self._requests and not self._abort_ids:
+            self._loop.call_soon(self._flush)
+        self._requests += requests
+        self._abort_ids += abort_ids
+
+    def _flush(self) -> None:
+        command = Command(requests=self._requests, abort_ids=self._abort_ids)
+        self._requests, self._abort_ids = [], []
+        if not self._closing:
+            self._commands.send(self._encoder.encode(command), zmq.NOBLOCK)
+
+    async def shutdown(self) -> None:
+        """End the process in order, or kill it after a while; free sockets and files. Idempotent."""
+        if self._closing:
+            await self._exited.wait()
+            return
+        self._closing = True
+        self.error = self.error or EngineDeadError("the engine is shut down")
+        self._commands.send(self._encoder.encode(Command(shutdown=True)), zmq.NOBLOCK)
+        try:
+            await asyncio.wait_for(self._exited.wait(), EXIT_SECONDS)
+        except TimeoutError:
+            self._process.kill()
+            await self._exited.wait()
+        if self._receiving is not None:
+            self._receiving.cancel()
+        self._messages.close()
+        self._commands.close()
+        self._context.term()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._remove_folder()
+
+
+def _as_exception(failure: Failure) -> OctavoError:
+    """The start-up error as its own class, as far as a message alone can rebuild it."""
+    kind = getattr(exceptions, failure.kind, None)
+    if kind is FormatError:
+        return ModelError(failure.message)
+    if isinstance(kind, type) and issubclass(kind, OctavoError):
+        return kind(failure.message)
+    return EngineDeadError(f"the engine core failed to start: {failure.kind}: {failure.message}")

@@ -1,0 +1,146 @@
+"""The engine core in a process of its own: commands in, messages out, over ZeroMQ.
+
+Started by ``core_client`` with :class:`Launch` on standard input, which stays open: when it closes, the front end is
+gone and so is this process, whatever it is doing. SIGINT and SIGTERM are ignored, for the front end decides when
+running requests have been given their time. Knows nothing of text or HTTP.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from typing import BinaryIO
+
+import msgspec
+import zmq
+
+from octavo.engine.core import EngineCore, PhaseClock
+from octavo.engine.wire import LENGTH_BYTES, Command, Failure, Launch, Message
+from octavo.messages import EngineCoreOutputs
+
+logger = logging.getLogger(__name__)
+
+IDLE_CHECK_MS = 1000  # idle for so long, the core checks its invariants once; then it sleeps until a command comes
+LINGER_MS = 1000  # how long the last messages may take to leave
+
+
+def read_launch(stream: BinaryIO) -> Launch:
+    """The launch order; blocks until it is complete. Raises EOFError if the front end goes away before that."""
+
+    def read(size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            if not (part := stream.read(size - len(data))):
+                raise EOFError("no launch order on standard input")
+            data += part
+        return data
+
+    return msgspec.msgpack.decode(read(int.from_bytes(read(LENGTH_BYTES), "little")), type=Launch)
+
+
+def exit_with_parent(stream: BinaryIO) -> None:
+    """End this process at once when ``stream`` closes."""
+
+    def watch() -> None:
+        while stream.read(1):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+class CoreProcess:
+    """Sockets around an EngineCore."""
+
+    def __init__(self, launch: Launch):
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(Command)
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        self._commands = context.socket(zmq.PULL)
+        self._messages = context.socket(zmq.PUSH)
+        for socket in (self._commands, self._messages):
+            socket.set_hwm(0)  # memory is bounded by the requests themselves; never drop or block
+            socket.linger = LINGER_MS
+        self._commands.bind(launch.commands_address)
+        self._messages.connect(launch.messages_address)
+
+    def send(self, message: Message) -> None:
+        self._messages.send(self._encoder.encode(message))
+
+    def close(self) -> None:
+        self._commands.close()
+        self._messages.close()
+        zmq.Context.instance().term()
+
+    def run(self, core: EngineCore) -> None:
+        """Serve until told to shut down. While busy it never blocks on the socket, while idle only there."""
+        while self._take_commands(core):
+            if core.has_work():
+                self._step(core)
+
+    def _step(self, core: EngineCore) -> None:
+        outputs: EngineCoreOutputs = core.step()
+        self.send(Message(outputs=outputs))
+
+    def _take_commands(self, core: EngineCore) -> bool:
+        """Apply all commands that have arrived, waiting for one if there is no work. False: shut down."""
+        if not core.has_work() and not self._commands.poll(IDLE_CHECK_MS):
+            core.check_invariants()
+            self._commands.poll()
+        while True:
+            try:
+                command = self._decoder.decode(self._commands.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                return True
+            if command.shutdown:
+                return False
+            for request in command.requests:
+                core.add_request(request)
+            if command.abort_ids:
+                core.abort(command.abort_ids)
+
+
+def build_core(launch: Launch, process: CoreProcess, started: float) -> EngineCore:
+    """Load the model, telling the front end of each phase."""
+    clock = PhaseClock(on_phase=lambda name: process.send(Message(phase=name)))
+    clock.phases.append(("start core process", time.monotonic() - started))
+    clock.begin("read model header")
+    from octavo.engine.model_limits import apply_model_limits
+    from octavo.executor.factory import make_executor
+
+    config, vocab_size = apply_model_limits(launch.config)
+    return EngineCore(config, make_executor, vocab_size=vocab_size, clock=clock)
+
+
+def main(started: float | None = None) -> None:
+    """Entry point of the process. Exit status 0 after an orderly shutdown, 1 after a failure that was reported."""
+    started = started or time.monotonic()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    stdin = os.fdopen(0, "rb", buffering=0, closefd=False)  # raw: no lock that the watching thread could die with
+    launch = read_launch(stdin)
+    exit_with_parent(stdin)
+    logging.basicConfig(level=launch.log_level, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    process = CoreProcess(launch)
+    core = None
+    status = 0
+    try:
+        core = build_core(launch, process, started)
+        process.send(Message(ready=core.info))
+        process.run(core)
+    except Exception as error:
+        logger.error("engine core failed", exc_info=error)
+        process.send(Message(failure=Failure(kind=type(error).__name__, message=str(error) or repr(error))))
+        status = 1
+    if core is not None:
+        core.shutdown()
+    process.close()
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

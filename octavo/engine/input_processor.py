@@ -1,0 +1,150 @@
+"""From a caller's prompt to an EngineCoreRequest: all that depends on the model is checked here, before admission.
+
+Knows nothing of chat, HTTP or running requests.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import time
+from collections.abc import Sequence
+
+from octavo.config import EngineConfig
+from octavo.core.admission import max_tokens_that_fit
+from octavo.exceptions import ValidationError
+from octavo.messages import EngineCoreRequest, EngineInfo, SamplingParams
+from octavo.tokenizer.base import Tokenizer
+
+MAX_LOGPROBS = 20
+MAX_CACHE_SALT = 1024  # characters
+_MASK64 = 2**64 - 1
+
+
+def derive_seed(config_seed: int, counter: int) -> int:
+    """Seed of the ``counter``-th request when it brings none: SplitMix64 of the two, in [0, 2^63).
+
+    So a fresh engine with the same ``--seed`` answers the same sequence of requests alike, and no two requests of
+    one engine share a random stream. The n samples of a request differ by ``sample_index``, not by seed.
+    """
+    z = (config_seed * 0x9E3779B97F4A7C15 + (counter + 1) * 0xD1342543DE82EF95) & _MASK64
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return (z ^ (z >> 31)) >> 1
+
+
+class InputProcessor:
+    """Validates and completes requests. Not thread-safe: one counter numbers all requests."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, info: EngineInfo, config: EngineConfig, max_logprobs: int = MAX_LOGPROBS
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._info = info
+        self._seed = config.model.seed
+        self._max_logprobs = max_logprobs
+        self._pool_tokens = max_tokens_that_fit(info.num_blocks, info.block_size)
+        chunked, most = config.scheduler.enable_chunked_prefill, config.scheduler.max_num_batched_tokens
+        self._step_tokens = None if chunked else most
+        self._counter = itertools.count()
+
+    def process(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        arrival_time: float | None = None,
+    ) -> EngineCoreRequest:
+        """The request, with an id that is unique in this engine, a seed, and ``max_tokens`` filled in.
+
+        Text is tokenised with special tokens. Raises ValidationError naming the field at fault.
+        """
+        arrival_time = time.monotonic() if arrival_time is None else arrival_time
+        params.verify(vocab_size=self._info.vocab_size, max_logprobs=self._max_logprobs)
+        if cache_salt is not None and not 1 <= len(cache_salt) <= MAX_CACHE_SALT:
+            raise ValidationError(
+                f"cache_salt must have 1 to {MAX_CACHE_SALT} characters, got {len(cache_salt)}", parameter="cache_salt"
+            )
+        token_ids = self._token_ids(prompt)
+        max_tokens = self._check_length(len(token_ids), params.max_tokens)
+        number = next(self._counter)
+        seed = derive_seed(self._seed, number) if params.seed is None else params.seed
+        return EngineCoreRequest(
+            request_id=f"r{number}",
+            prompt_token_ids=token_ids,
+            sampling_params=self._complete(params, max_tokens, seed),
+            arrival_time=arrival_time,
+            eos_token_ids=self._tokenizer.eos_token_ids,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+
+    @staticmethod
+    def _complete(params: SamplingParams, max_tokens: int, seed: int) -> SamplingParams:
+        if params.min_tokens > max_tokens:
+            raise ValidationError(
+                f"min_tokens must be at most {max_tokens}, the room left in the context, got {params.min_tokens}",
+                parameter="min_tokens",
+                value=params.min_tokens,
+            )
+        return params.replace(max_tokens=max_tokens, seed=seed)
+
+    def _token_ids(self, prompt: str | Sequence[int]) -> list[int]:
+        if isinstance(prompt, str):
+            token_ids = list(self._tokenizer.encode(prompt))
+        else:
+            try:
+                token_ids = [operator.index(token_id) for token_id in prompt]
+            except TypeError:
+                raise ValidationError("prompt must be text or a list of token ids", parameter="prompt") from None
+        if not token_ids:
+            if self._tokenizer.bos_token_id is None:
+                raise ValidationError(
+                    "prompt is empty, and the model has no BOS token to begin with", parameter="prompt"
+                )
+            return [self._tokenizer.bos_token_id]
+        low, high = min(token_ids), max(token_ids)
+        if low < 0 or high >= self._info.vocab_size:
+            worst = low if low < 0 else high
+            raise ValidationError(
+                f"prompt has the token id {worst}; the model's ids are in [0, {self._info.vocab_size - 1}]",
+                parameter="prompt",
+                value=worst,
+            )
+        return token_ids
+
+    def _check_length(self, num_prompt: int, max_tokens: int | None) -> int:
+        """The number of tokens that may be generated: ``max_tokens``, or the rest of the context for None."""
+        limit = self._info.max_model_len
+        if num_prompt >= limit:
+            raise ValidationError(
+                f"This model's maximum context length is {limit} tokens, but the prompt alone has {num_prompt} tokens "
+                f"and at least 1 must be left for the output. Please shorten the prompt.",
+                parameter="prompt",
+                value=num_prompt,
+            )
+        if num_prompt > self._pool_tokens:
+            raise ValidationError(
+                f"The prompt has {num_prompt} tokens, but the whole KV cache holds only {self._pool_tokens}.",
+                parameter="prompt",
+                value=num_prompt,
+            )
+        if self._step_tokens is not None and num_prompt > self._step_tokens:
+            raise ValidationError(
+                f"The prompt has {num_prompt} tokens, but without chunked prefill a step computes at most "
+                f"{self._step_tokens} (max_num_batched_tokens).",
+                parameter="prompt",
+                value=num_prompt,
+            )
+        if max_tokens is None:
+            return limit - num_prompt
+        if num_prompt + max_tokens > limit:
+            raise ValidationError(
+                f"This model's maximum context length is {limit} tokens, but {num_prompt + max_tokens} were requested: "
+                f"{num_prompt} in the prompt and {max_tokens} for the output (max_tokens). Please reduce either.",
+                parameter="max_tokens",
+                value=max_tokens,
+            )
+        return max_tokens

@@ -1,0 +1,83 @@
+"""LLMEngine: the synchronous engine, in this process. A caller adds requests and steps until they are done.
+
+Knows nothing of progress bars or of how prompts are written down.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+from octavo.config import EngineConfig
+from octavo.engine.core_client import InprocClient
+from octavo.engine.input_processor import InputProcessor
+from octavo.engine.output_processor import OutputProcessor
+from octavo.engine.outputs import RequestOutput
+from octavo.engine.parallel_sampling import ParentRequest
+from octavo.messages import FinishReason, SamplingParams
+from octavo.tokenizer import load_tokenizer
+
+
+class LLMEngine:
+    """One core, one caller. Not thread-safe.
+
+    ``config`` is resolved (local model path). Raises ModelError or ConfigError.
+    """
+
+    def __init__(self, config: EngineConfig, on_phase: Callable[[str], None] = lambda name: None) -> None:
+        self.tokenizer = load_tokenizer(config.model.model)
+        self._client = InprocClient(config, on_phase)
+        self.info = self._client.info
+        self._input = InputProcessor(self.tokenizer, self.info, config)
+        self._output = OutputProcessor(self.tokenizer)
+        self._news: list[RequestOutput] = []
+        self._numbers = itertools.count()
+
+    def add_request(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        prompt_text: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> ParentRequest:
+        """Check and queue a request. ``prompt_text`` is what RequestOutput.prompt says when ``prompt`` is ids.
+
+        Raises ValidationError.
+        """
+        request = self._input.process(prompt, params, priority=priority, cache_salt=cache_salt)
+        text = prompt if isinstance(prompt, str) else prompt_text
+        request_id = request_id if request_id is not None else str(next(self._numbers))
+        parent = ParentRequest(request_id, text, request, self._news.append)
+        self._output.add(parent)
+        self._client.submit(parent.children)
+        return parent
+
+    def has_unfinished(self) -> bool:
+        return len(self._output) > 0
+
+    def step(self) -> list[RequestOutput]:
+        """Run one step; the outputs it gave, by the kind each request asked for. Raises EngineDeadError."""
+        processed = self._output.process(self._client.step())
+        self._client.submit(abort_ids=processed.abort_ids)
+        news = list(self._news)
+        self._news.clear()
+        return news
+
+    def abort_all(self) -> None:
+        """End every request and free its blocks; the engine stays usable."""
+        self._client.submit(abort_ids=self._output.running_ids)
+        self._output.end_all(FinishReason.ABORT)
+        self._news.clear()
+        self.settle()
+
+    def settle(self) -> None:
+        """Step until the core has nothing left to do or to forget."""
+        while self._client.has_work():
+            self._client.step()
+
+    def shutdown(self) -> None:
+        """Release the model; idempotent."""
+        self._client.shutdown()

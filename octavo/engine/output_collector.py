@@ -1,0 +1,71 @@
+"""The mailbox between the engine and one consumer: it holds one output, into which later ones are merged.
+
+So a slow reader costs no more memory than its own text, and delays nobody. Lives on one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from octavo.engine.outputs import CompletionOutput, RequestOutput
+from octavo.messages import RequestOutputKind
+
+
+def merge_delta(older: CompletionOutput, newer: CompletionOutput) -> CompletionOutput:
+    """One delta out of two that follow each other."""
+    return CompletionOutput(
+        index=newer.index,
+        text=older.text + newer.text,
+        token_ids=older.token_ids + newer.token_ids,
+        cumulative_logprob=newer.cumulative_logprob,
+        logprobs=None if newer.logprobs is None else [*(older.logprobs or []), *newer.logprobs],
+        finish_reason=newer.finish_reason,
+        stop_reason=newer.stop_reason,
+    )
+
+
+class OutputCollector:
+    """Outputs in, outputs out, merged while nobody takes them. True while it holds one."""
+
+    def __init__(self, kind: RequestOutputKind) -> None:
+        self._kind = kind
+        self._output: RequestOutput | None = None
+        self._error: Exception | None = None
+        self._ready = asyncio.Event()
+
+    def __bool__(self) -> bool:
+        return self._output is not None
+
+    def put(self, output: RequestOutput) -> None:
+        """Add an output. Never blocks."""
+        if self._output is not None and self._kind == RequestOutputKind.DELTA:
+            output = self._merged(self._output, output)
+        self._output = output
+        self._ready.set()
+
+    def fail(self, error: Exception) -> None:
+        """What :meth:`get` raises from now on."""
+        self._error = error
+        self._ready.set()
+
+    async def get(self) -> RequestOutput:
+        """All that came since the last call, as one output; waits for the first. Raises the error of :meth:`fail`."""
+        await self._ready.wait()
+        self._ready.clear()
+        if self._error is not None:
+            self._ready.set()
+            raise self._error
+        assert self._output is not None
+        output, self._output = self._output, None
+        return output
+
+    @staticmethod
+    def _merged(older: RequestOutput, newer: RequestOutput) -> RequestOutput:
+        samples = {sample.index: sample for sample in older.outputs}
+        for sample in newer.outputs:
+            known = samples.get(sample.index)
+            samples[sample.index] = merge_delta(known, sample) if known else sample
+        newer.outputs = [samples[index] for index in sorted(samples)]
+        if newer.prompt_logprobs is None:
+            newer.prompt_logprobs = older.prompt_logprobs
+        return newer

@@ -1,0 +1,252 @@
+"""From the core's tokens to the caller's text: detokenising, stop strings, logprobs, and the times of each request.
+
+One fault here (a detokeniser's exception) ends one request. Knows nothing of sockets, event loops or HTTP.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from octavo.engine.detokenizer import IncrementalDetokenizer
+from octavo.engine.outputs import CompletionOutput, Logprob, RequestMetrics
+from octavo.engine.parallel_sampling import ParentRequest
+from octavo.messages import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    FinishReason,
+    RequestOutputKind,
+    TokenLogprobs,
+)
+from octavo.metrics.stats import FinishedRequest, IterationStats
+from octavo.tokenizer.base import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+PromptLogprobs = list[dict[int, Logprob] | None]
+
+
+@dataclass(slots=True)
+class Sample:
+    """One sample that is running in the core."""
+
+    request: EngineCoreRequest
+    parent: ParentRequest
+    detokenizer: IncrementalDetokenizer | None
+    metrics: RequestMetrics
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[dict[int, Logprob]] | None = None
+    cumulative_logprob: float = 0.0
+    prompt_logprobs: PromptLogprobs | None = None
+    num_cached_tokens: int = 0
+    begun: bool = False  # an output has been emitted
+
+
+@dataclass(slots=True)
+class Processed:
+    """What one message came to: ids the core must now abort, and the numbers for the metrics."""
+
+    abort_ids: list[str]
+    iteration: IterationStats
+
+
+class OutputProcessor:
+    """All running sequences of a front end. Outputs go to the sinks of their ParentRequests."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._samples: dict[str, Sample] = {}
+        self._token_texts: dict[int, str] = {}  # no larger than the vocabulary
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    @property
+    def running_ids(self) -> list[str]:
+        return list(self._samples)
+
+    def add(self, parent: ParentRequest) -> None:
+        """Begin to follow all samples of a request."""
+        for child in parent.children:
+            params = child.sampling_params
+            detokenizer = None
+            if params.detokenize:
+                detokenizer = IncrementalDetokenizer(self._tokenizer, params, child.prompt_token_ids)
+            self._samples[child.request_id] = Sample(
+                request=child,
+                parent=parent,
+                detokenizer=detokenizer,
+                metrics=RequestMetrics(arrival_time=child.arrival_time),
+                logprobs=None if params.logprobs is None else [],
+                prompt_logprobs=None if params.prompt_logprobs is None else [None],
+            )
+
+    def process(self, outputs: EngineCoreOutputs) -> Processed:
+        """Apply one step's outputs. Those of sequences that have already ended here are ignored."""
+        processed = Processed([], IterationStats())
+        for output in outputs.outputs:
+            sample = self._samples.get(output.request_id)
+            if sample is None:
+                continue
+            try:
+                self._apply(sample, output, outputs.timestamp, processed)
+            except Exception as error:
+                logger.error("request %s failed", sample.parent.request_id, exc_info=error)
+                if output.request_id not in self._samples:
+                    continue  # it had already ended: its sink failed
+                if output.finish_reason is None:
+                    processed.abort_ids.append(output.request_id)
+                self._end(sample, FinishReason.ERROR, str(error) or repr(error), "", 0, processed.iteration)
+        return processed
+
+    def end(self, request_ids: Iterable[str], reason: FinishReason, detail: str | None = None) -> IterationStats:
+        """End sequences from this side, e.g. because their caller left; each gets its last output. Unknown ids pass."""
+        iteration = IterationStats()
+        for request_id in list(request_ids):
+            if sample := self._samples.get(request_id):
+                held = sample.detokenizer.update([], True).delta if sample.detokenizer else ""
+                self._end(sample, reason, detail, held, 0, iteration)
+        return iteration
+
+    def end_all(self, reason: FinishReason, detail: str | None = None) -> IterationStats:
+        """End every sample."""
+        return self.end(list(self._samples), reason, detail)
+
+    # ---- one output of one sequence
+
+    def _apply(self, sample: Sample, output: EngineCoreOutput, timestamp: float, processed: Processed) -> None:
+        new_ids = output.new_token_ids
+        self._note_times(sample, output, timestamp, processed.iteration)
+        self._take_logprobs(sample, output)
+        sample.token_ids += new_ids
+        reason, stop_reason = output.finish_reason, output.stop_reason
+        if reason == FinishReason.ERROR:
+            stop_reason = output.error
+        delta = ""
+        if sample.detokenizer is not None:
+            shown = new_ids
+            if reason == FinishReason.STOP and not sample.request.sampling_params.include_stop_str_in_output:
+                shown = new_ids[:-1]  # the EOS or stop token ends the text and is no part of it
+            update = sample.detokenizer.update(shown, reason is not None)
+            delta = update.delta
+            if update.stop_string is not None:
+                if reason is None:
+                    processed.abort_ids.append(output.request_id)
+                reason, stop_reason = FinishReason.STOP, update.stop_string
+        if reason is not None:
+            self._end(sample, reason, stop_reason, delta, len(new_ids), processed.iteration)
+        elif new_ids and sample.parent.wants(finished=False):
+            self._emit(sample, self._completion(sample, delta, len(new_ids), None, None))
+
+    def _end(
+        self,
+        sample: Sample,
+        reason: FinishReason,
+        stop_reason: int | str | None,
+        delta: str,
+        num_new: int,
+        iteration: IterationStats,
+    ) -> None:
+        """Forget the sequence, count it, and emit its last output."""
+        del self._samples[sample.request.request_id]
+        completion = self._completion(sample, delta, num_new, reason.value, stop_reason)
+        self._emit(sample, completion)
+        iteration.finished.append(_finished(sample, reason))
+
+    def _completion(
+        self, sample: Sample, delta: str, num_new: int, reason: str | None, stop_reason: int | str | None
+    ) -> CompletionOutput:
+        """What the caller sees of a sample: its last ``num_new`` tokens with DELTA, else all of it."""
+        is_delta = sample.parent.kind == RequestOutputKind.DELTA
+        start = len(sample.token_ids) - num_new if is_delta else 0
+        text = delta
+        if not is_delta:
+            text = sample.detokenizer.text if sample.detokenizer else ""
+        return CompletionOutput(
+            index=sample.request.sample_index,
+            text=text,
+            token_ids=sample.token_ids[start:],
+            cumulative_logprob=None if sample.logprobs is None else sample.cumulative_logprob,
+            logprobs=None if sample.logprobs is None else sample.logprobs[start:],
+            finish_reason=reason,
+            stop_reason=stop_reason,
+        )
+
+    def _emit(self, sample: Sample, completion: CompletionOutput) -> None:
+        prompt_logprobs = sample.prompt_logprobs
+        if sample.begun and sample.parent.kind == RequestOutputKind.DELTA:
+            prompt_logprobs = None
+        sample.begun = True
+        sample.parent.emit(completion, sample.metrics, sample.num_cached_tokens, prompt_logprobs)
+
+    # ---- logprobs and times
+
+    def _take_logprobs(self, sample: Sample, output: EngineCoreOutput) -> None:
+        if sample.logprobs is not None:
+            for entry in output.new_logprobs or []:
+                sample.logprobs.append(self._logprob_map(entry))
+                sample.cumulative_logprob += entry.logprobs[0]
+        if sample.prompt_logprobs is not None and output.new_prompt_logprobs:
+            sample.prompt_logprobs += [self._logprob_map(entry) for entry in output.new_prompt_logprobs]
+
+    def _logprob_map(self, entry: TokenLogprobs) -> dict[int, Logprob]:
+        """By token id, the token itself first. It may come again among the top k, with the same values."""
+        return {
+            token_id: Logprob(logprob, rank, self._token_text(token_id))
+            for token_id, logprob, rank in zip(entry.token_ids, entry.logprobs, entry.ranks)
+        }
+
+    def _token_text(self, token_id: int) -> str:
+        text = self._token_texts.get(token_id)
+        if text is None:
+            text = self._tokenizer.decode([token_id], skip_special_tokens=False)
+            self._token_texts[token_id] = text
+        return text
+
+    @staticmethod
+    def _note_times(sample: Sample, output: EngineCoreOutput, now: float, iteration: IterationStats) -> None:
+        metrics = sample.metrics
+        if output.queued_time is not None:
+            metrics.queued_time = output.queued_time
+        if output.scheduled_time is not None:
+            metrics.scheduled_time = output.scheduled_time
+        metrics.num_preemptions = max(metrics.num_preemptions, output.num_preemptions)
+        if not output.new_token_ids:
+            return
+        iteration.num_generation_tokens += len(output.new_token_ids)
+        if metrics.last_token_time is None:
+            metrics.first_token_time = now
+            sample.num_cached_tokens = output.num_cached_tokens
+            iteration.num_prompt_tokens += len(sample.request.prompt_token_ids)
+            iteration.num_cached_tokens += output.num_cached_tokens
+            iteration.first_token_seconds.append(now - metrics.arrival_time)
+        else:
+            iteration.inter_token_seconds.append(now - metrics.last_token_time)
+        metrics.last_token_time = now
+
+
+def _finished(sample: Sample, reason: FinishReason) -> FinishedRequest:
+    """The record of a sequence for the metrics."""
+    metrics, num_tokens = sample.metrics, len(sample.token_ids)
+
+    def between(start: float | None, end: float | None) -> float | None:
+        return None if start is None or end is None else end - start
+
+    decode = between(metrics.first_token_time, metrics.last_token_time)
+    return FinishedRequest(
+        reason=reason,
+        num_prompt_tokens=len(sample.request.prompt_token_ids),
+        num_generation_tokens=num_tokens,
+        max_tokens=sample.request.sampling_params.max_tokens,
+        num_preemptions=metrics.num_preemptions,
+        e2e_seconds=time.monotonic() - metrics.arrival_time,
+        queue_seconds=between(metrics.queued_time, metrics.scheduled_time),
+        prefill_seconds=between(metrics.scheduled_time, metrics.first_token_time),
+        decode_seconds=decode,
+        inference_seconds=between(metrics.scheduled_time, metrics.last_token_time),
+        seconds_per_output_token=decode / (num_tokens - 1) if decode is not None and num_tokens > 1 else None,
+        n=sample.parent.n if sample.parent.finished else None,
+    )

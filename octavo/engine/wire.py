@@ -1,0 +1,51 @@
+"""What travels between the front end and the core process: one struct each way, as msgpack.
+
+Both directions are a ZeroMQ PUSH/PULL pair on ``ipc://`` sockets in a folder that only this user can enter.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from octavo.config import EngineConfig
+from octavo.messages import EngineCoreOutputs, EngineCoreRequest, EngineInfo
+
+LENGTH_BYTES = 8
+
+
+def frame(payload: bytes) -> bytes:
+    """``payload`` with its length in front: how :class:`Launch` goes down a pipe."""
+    return len(payload).to_bytes(LENGTH_BYTES, "little") + payload
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """The first thing the core process reads, from its standard input."""
+
+    config: EngineConfig
+    commands_address: str  # the core binds and pulls
+    messages_address: str  # the core connects and pushes
+    log_level: int
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Front end to core. Requests are added before ids are aborted."""
+
+    requests: list[EngineCoreRequest] = []
+    abort_ids: list[str] = []
+    shutdown: bool = False
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """Why the core process ends. ``kind`` names a class of ``octavo.exceptions`` where it is one."""
+
+    kind: str
+    message: str
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Core to front end; exactly one field is set. ``phase`` is the name of a start-up phase that begins."""
+
+    outputs: EngineCoreOutputs | None = None
+    phase: str | None = None
+    ready: EngineInfo | None = None
+    failure: Failure | None = None

@@ -1,0 +1,69 @@
+"""The one table of metrics. Each row: name, kind, help, extra labels, buckets. Names, labels and buckets are vLLM's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+# fmt: off
+TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
+                80.0, 160.0, 640.0, 2560.0)
+TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
+                 80.0)
+LATENCY_BUCKETS = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
+                   480.0, 960.0, 1920.0, 7680.0)
+ITERATION_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+N_BUCKETS = (1, 2, 5, 10, 20)
+# fmt: on
+
+
+def token_count_buckets(most: int) -> tuple[int, ...]:
+    """1, 2, 5, 10, 20, 50 ... up to ``most`` (the context length)."""
+    buckets, power = [], 1
+    while power <= most:
+        buckets += [m * power for m in (1, 2, 5) if m * power <= most]
+        power *= 10
+    return tuple(buckets) or (1,)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """``buckets`` None: 1-2-5 up to the context length."""
+
+    name: str
+    kind: Literal["gauge", "counter", "histogram"]
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] | None = None
+
+
+METRICS: tuple[Metric, ...] = (
+    Metric("num_requests_running", "gauge", "Requests in the running batch."),
+    Metric("num_requests_waiting", "gauge", "Requests waiting to be scheduled."),
+    Metric("kv_cache_usage_perc", "gauge", "Share of KV blocks in use; 1 is all of them."),
+    Metric("num_preemptions", "counter", "Preemptions."),
+    Metric("prefix_cache_queries", "counter", "Tokens looked up in the prefix cache."),
+    Metric("prefix_cache_hits", "counter", "Tokens found in the prefix cache."),
+    Metric("prompt_tokens", "counter", "Prompt tokens processed."),
+    Metric("prompt_tokens_cached", "counter", "Prompt tokens taken from a cache."),
+    Metric("prompt_tokens_by_source", "counter", "Prompt tokens by where their KV came from.", ("source",)),
+    Metric("generation_tokens", "counter", "Tokens generated."),
+    Metric("request_success", "counter", "Requests ended, by reason.", ("finished_reason",)),
+    Metric("time_to_first_token_seconds", "histogram", "Arrival to first token.", (), TTFT_BUCKETS),
+    Metric("inter_token_latency_seconds", "histogram", "Between two tokens of a request.", (), TOKEN_BUCKETS),
+    Metric("request_time_per_output_token_seconds", "histogram", "Mean per request.", (), TOKEN_BUCKETS),
+    Metric("e2e_request_latency_seconds", "histogram", "Arrival to end.", (), LATENCY_BUCKETS),
+    Metric("request_queue_time_seconds", "histogram", "Time spent waiting.", (), LATENCY_BUCKETS),
+    Metric("request_prefill_time_seconds", "histogram", "First scheduled to first token.", (), LATENCY_BUCKETS),
+    Metric("request_decode_time_seconds", "histogram", "First token to last.", (), LATENCY_BUCKETS),
+    Metric("request_inference_time_seconds", "histogram", "First scheduled to last token.", (), LATENCY_BUCKETS),
+    Metric("request_prompt_tokens", "histogram", "Prompt tokens of a request."),
+    Metric("request_generation_tokens", "histogram", "Tokens generated for a request."),
+    Metric("request_params_max_tokens", "histogram", "max_tokens of a request."),
+    Metric("request_params_n", "histogram", "n of a request.", (), N_BUCKETS),
+    Metric("iteration_tokens_total", "histogram", "Tokens computed in one step.", (), ITERATION_BUCKETS),
+    Metric("cache_config_info", "gauge", "The KV cache's configuration, as labels; always 1."),
+)
+
+FINISHED_REASONS = ("stop", "length", "abort", "error")
+PROMPT_TOKEN_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
