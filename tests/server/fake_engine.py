@@ -1,0 +1,114 @@
+"""An engine with AsyncLLM's interface and no model: it answers with the alphabet, one letter a token.
+
+For the shapes of the protocol only; every end-to-end test uses the real one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from octavo.engine.outputs import CompletionOutput, Logprob, RequestOutput
+from octavo.exceptions import EngineDeadError, RequestError
+from octavo.messages import EngineInfo, RequestOutputKind, SamplingParams
+
+VOCAB = 128
+
+
+class FakeTokenizer:
+    """Token id = code point; id 1 is BOS."""
+
+    vocab_size = VOCAB
+    eos_token_ids = [2]  # noqa: RUF012
+    chat_template = "fake"
+    special_token_ids = frozenset({1, 2})
+
+    def __init__(self, bos_token_id: int | None = 1) -> None:
+        self.bos_token_id = bos_token_id
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        head = [1] if add_special_tokens and self.bos_token_id is not None else []
+        return head + [ord(c) % VOCAB for c in text]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return "".join(chr(t) for t in token_ids if not (skip_special_tokens and t in self.special_token_ids))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id])
+
+    def token_string(self, token_id: int) -> str:
+        return chr(token_id)
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        text = "".join(f"{m['role']}:{m['content']}\n" for m in messages)
+        return text + ("assistant:" if options["add_generation_prompt"] else "")
+
+
+class FakeEngine:
+    """Emits ``abc...`` until max_tokens; ``fail_after`` raises RequestError after so many tokens."""
+
+    def __init__(self, *, max_model_len: int = 64, delay: float = 0.0, bos: bool = True) -> None:
+        self.tokenizer = FakeTokenizer(1 if bos else None)
+        self.info = EngineInfo(
+            max_model_len=max_model_len, vocab_size=VOCAB, num_blocks=9, block_size=16, kv_cache_bytes=1
+        )
+        self.delay, self.dead = delay, False
+        self.fail_after: int | None = None
+        self.running = 0
+        self.aborted = 0
+        self.seen: list[SamplingParams] = []
+
+    def generate(
+        self, prompt: str | list[int], sampling_params: SamplingParams, **_: Any
+    ) -> AsyncIterator[RequestOutput]:
+        assert not isinstance(prompt, str)
+        sampling_params.verify(vocab_size=VOCAB)
+        self.seen.append(sampling_params)
+        return self._run(prompt, sampling_params)
+
+    async def _run(self, prompt: list[int], params: SamplingParams) -> AsyncIterator[RequestOutput]:
+        self.running += 1
+        finished = False
+        try:
+            whole = range(params.max_tokens or 0)
+            steps = [[i] for i in whole] if params.output_kind == RequestOutputKind.DELTA else [list(whole)]
+            for number, step in enumerate(steps):
+                await asyncio.sleep(self.delay * len(step))
+                if self.fail_after is not None and number >= self.fail_after:
+                    raise RequestError("this one failed")
+                finished = number == len(steps) - 1
+                yield self._output(prompt, params, step, first=number == 0, finished=finished)
+        finally:
+            self.running -= 1
+            self.aborted += not finished
+
+    def _output(
+        self, prompt: list[int], params: SamplingParams, step: list[int], *, first: bool, finished: bool
+    ) -> RequestOutput:
+        ids = [ord("a") + i % 26 for i in step]
+        logprobs = None if params.logprobs is None else [self._entry(t, params.logprobs) for t in ids]
+        outputs = [
+            CompletionOutput(i, "".join(map(chr, ids)), ids, 0.0, logprobs, "length" if finished else None)
+            for i in range(params.n)
+        ]
+        scored = None
+        if first and params.prompt_logprobs is not None:
+            scored = [None, *(self._entry(t, params.prompt_logprobs) for t in prompt[1:])]
+        return RequestOutput("r", None, prompt, outputs, finished, scored, None, 3)
+
+    @staticmethod
+    def _entry(token_id: int, top: int) -> dict[int, Logprob]:
+        """The token itself at rank 2 with minus infinity's worth of logprob, then the top k."""
+        entry = {token_id: Logprob(-1e30, 2, chr(token_id))}
+        for rank in range(1, top + 1):
+            if rank != 2:
+                entry[(token_id + rank) % VOCAB] = Logprob(-0.5 * rank, rank, "?")
+        return entry
+
+    async def check_health(self) -> None:
+        if self.dead:
+            raise EngineDeadError("the engine core has died")
+
+    def render_metrics(self) -> bytes:
+        return b"vllm:num_requests_running 0.0\n"
