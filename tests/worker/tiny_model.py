@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
+from safetensors.numpy import save_file
 
 from octavo.backends.base import Limits, Runnable
 from octavo.backends.reference.backend import ReferenceBackend
@@ -132,3 +136,17 @@ class Driver:
 
     def prompt_logprobs(self, request_id: str) -> list[object]:
         return [entry for output in self.outputs for entry in output.prompt_logprobs.get(request_id, [])]
+
+
+def save_checkpoint(folder: Path) -> Path:
+    """The model of :func:`make_runnable` as a Hugging Face folder."""
+    (folder / "config.json").write_text(json.dumps(HF_CONFIG))
+    tensors = {}
+    config = FAMILY.config(HF_CONFIG)
+    for name, array in random_weights().items():
+        sources = FAMILY.weights.sources(name)
+        heights = (config.q_size, config.kv_size, config.kv_size) if len(sources) == 3 else None
+        parts = [array] if len(sources) == 1 else np.split(array, np.cumsum(heights)[:-1] if heights else 2)
+        tensors.update({source: np.ascontiguousarray(part) for source, part in zip(sources, parts)})
+    save_file(tensors, folder / "model.safetensors")
+    return folder

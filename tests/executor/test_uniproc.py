@@ -1,0 +1,149 @@
+"""UniprocExecutor and Worker on a tiny checkpoint on disk, through the real loader and the reference backend."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from octavo.config import BackendConfig, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from octavo.exceptions import ConfigError, ModelError
+from octavo.executor.factory import make_executor
+from octavo.executor.uniproc import UniprocExecutor
+from octavo.messages import CachedRequestData, SamplingParams, SchedulerOutput
+from octavo.worker.worker import Worker, activation_bytes, default_kv_memory
+from tests.worker.tiny_model import BLOCK, MAX_LEN, Driver, make_runner, new_request, save_checkpoint
+
+GIB = 1 << 30
+
+
+def config_for(path: object, **model: object) -> EngineConfig:
+    return EngineConfig(
+        model=ModelConfig(model=str(path), dtype="float32", **model),  # type: ignore[arg-type]
+        cache=CacheConfig(block_size=BLOCK),
+        scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64),
+        backend=BackendConfig(backend="reference"),
+    )
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> object:
+    return save_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def executor(checkpoint):
+    executor = make_executor(config_for(checkpoint))
+    yield executor
+    executor.shutdown()
+
+
+def test_life_of_an_executor(executor):
+    executor.load_model()
+    spec = executor.kv_cache_spec()
+    assert (spec.num_layers, spec.num_kv_heads, spec.head_dim, spec.element_size) == (2, 2, 8, 4)
+    # Four sequences of 64 tokens are all that can ever run: no more is asked for.
+    assert executor.available_kv_memory() == (4 * MAX_LEN // BLOCK + 1) * spec.bytes_per_block
+    executor.initialize_kv_cache(9)
+    facts = executor.describe()
+    assert "reference" in facts["kernels"]
+    assert facts["weights"]
+    prompt, params = [5, 6, 7, 8], SamplingParams(temperature=0.8, seed=1)
+    plans = [
+        SchedulerOutput(
+            step_id=0,
+            num_scheduled_tokens={"r": 4},
+            new_requests=[new_request("r", prompt, params, block_ids=[1, 2])],
+        )
+    ]
+    plans += [
+        SchedulerOutput(
+            step_id=step,
+            num_scheduled_tokens={"r": 1},
+            cached_requests=[CachedRequestData(request_id="r", num_computed_tokens=3 + step)],
+        )
+        for step in range(1, 6)
+    ]
+    # All six plans are in flight before the first result is read; they name no sampled token.
+    futures = [executor.execute_model(plan) for plan in plans]
+    results = [future.result(timeout=60) for future in futures]
+    assert [result.step_id for result in results] == list(range(6))
+    driver = Driver(make_runner())
+    driver.step({"r": 4}, [new_request("r", prompt, params, block_ids=[1, 2])])
+    for _ in range(5):
+        driver.step({"r": 1})
+    assert [result.sampled_token_ids["r"][0] for result in results] == driver.tokens("r")
+
+
+def test_a_step_that_fails_ends_its_future_and_not_the_thread(executor):
+    executor.load_model()
+    executor.initialize_kv_cache(9)
+    too_many = SchedulerOutput(
+        step_id=0,
+        num_scheduled_tokens={f"r{i}": 33 for i in range(2)},
+        new_requests=[
+            new_request(f"r{i}", [1] * 33, SamplingParams(), block_ids=[1 + 3 * i, 2 + 3 * i, 3 + 3 * i])
+            for i in range(2)
+        ],
+    )
+    with pytest.raises(Exception, match="66 tokens"):
+        executor.execute_model(too_many).result(timeout=60)
+    assert executor.execute_model(SchedulerOutput(step_id=1, num_scheduled_tokens={})).result(timeout=60).step_id == 1
+
+
+def test_shutdown_finishes_what_was_submitted_and_is_idempotent(checkpoint):
+    executor = UniprocExecutor(config_for(checkpoint))
+    executor.load_model()
+    executor.initialize_kv_cache(9)
+    future = executor.execute_model(SchedulerOutput(step_id=3, num_scheduled_tokens={}))
+    executor.shutdown()
+    executor.shutdown()
+    assert future.result(timeout=0).step_id == 3
+    assert all(thread.name != "octavo-worker" for thread in threading.enumerate())
+    with pytest.raises(RuntimeError, match="shut down"):
+        executor.execute_model(SchedulerOutput(step_id=4, num_scheduled_tokens={}))
+
+
+def test_errors_reach_the_caller(checkpoint, tmp_path):
+    missing = make_executor(config_for(tmp_path / "nothing"))
+    with pytest.raises(ModelError):
+        missing.load_model()
+    missing.shutdown()
+    worker = Worker(config_for(checkpoint))
+    for call in (worker.kv_cache_spec, worker.available_kv_memory, lambda: worker.initialize_kv_cache(5)):
+        with pytest.raises(RuntimeError, match="load_model"):
+            call()
+    with pytest.raises(RuntimeError, match="initialize_kv_cache"):
+        worker.execute_model(SchedulerOutput(step_id=0, num_scheduled_tokens={}))
+    worker.load_model()
+    with pytest.raises(ConfigError, match="at least 2"):
+        worker.initialize_kv_cache(1)
+
+
+def test_max_model_len_bounds_requests(checkpoint):
+    worker = Worker(config_for(checkpoint, max_model_len=20))
+    worker.load_model()
+    assert worker.available_kv_memory() == (4 * 2 + 1) * worker.kv_cache_spec().bytes_per_block
+    worker.initialize_kv_cache(9)
+    plan = SchedulerOutput(
+        step_id=0,
+        num_scheduled_tokens={"r": 21},
+        new_requests=[new_request("r", [1] * 21, SamplingParams(), block_ids=[1, 2])],
+    )
+    assert "[1, 20]" in worker.execute_model(plan).errors["r"]
+
+
+def test_default_kv_memory_is_the_least_of_its_bounds():
+    assert default_kv_memory(free=100 * GIB, reserved=0, wanted=GIB) == GIB
+    assert default_kv_memory(free=100 * GIB, reserved=0, wanted=50 * GIB) == 4 * GIB
+    assert default_kv_memory(free=6 * GIB, reserved=GIB, wanted=50 * GIB) == 2 * GIB
+    assert default_kv_memory(free=GIB, reserved=2 * GIB, wanted=GIB) == 0
+
+
+def test_activation_estimate_counts_tokens_and_logits(checkpoint):
+    worker = Worker(config_for(checkpoint))
+    worker.load_model()
+    limits = worker._limits(num_blocks=2)
+    estimate = activation_bytes(worker._need_program(), limits)
+    assert estimate > 4 * (limits.max_rows * 96 + limits.max_tokens * 96)
+    assert estimate < 1 << 20
