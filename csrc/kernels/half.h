@@ -1,4 +1,4 @@
-// float16 and bfloat16 conversions in plain integer arithmetic, the same on every ISA.
+// Conversions from and to float16, and from bfloat16, in plain integer arithmetic: the same on every ISA.
 #pragma once
 
 #include <cstdint>
@@ -33,13 +33,6 @@ static inline uint16_t exact_half(float value) {
   if (exponent >= 113) return uint16_t(sign | ((exponent - 112) << 10) | (mantissa >> 13));
   if (exponent < 103) return uint16_t(sign);
   return uint16_t(sign | ((mantissa | 0x800000) >> (126 - exponent)));
-}
-
-/// Round to nearest even; NaN stays NaN. Written without branches, so that loops become vectors.
-static inline uint32_t to_bf16(float value) {
-  uint32_t bits = float_bits(value);
-  uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  return (bits & 0x7fffffff) > 0x7f800000 ? (bits >> 16) | 0x40 : rounded;
 }
 
 static inline float from_bf16(uint16_t value) { return bits_float(uint32_t(value) << 16); }

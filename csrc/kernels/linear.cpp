@@ -3,8 +3,9 @@
 
 #include <cstring>
 
-#include "linear.h"
-#include "linear_tiles.h"
+#include "kernels/exports.h"
+#include "kernels/linear.h"
+#include "kernels/linear_tiles.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
@@ -75,7 +76,7 @@ void part_columns(const LinearCall& call, const LinearPart& part, int64_t offset
       for (int64_t m = start; m < end; m += height) {
         const int64_t rows = min_of(height, end - m);
         const Tile tile = rows == height ? full : find_tile(shape, rows);
-        tile(tiles + m * row_bytes, height, panel, shape, sums);
+        tile(tiles + m * row_bytes, height, panel, shape, m == start, sums);
         finish_tile(call, m, rows, offset + first_n, valid, sums);
       }
     }

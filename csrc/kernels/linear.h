@@ -1,7 +1,7 @@
-// What the files kernels/linear_*.cpp share: each fills a part of the LinearKernels table in linear.cpp.
+// What the files kernels/linear_*.cpp share: each is a part of the table that linear.cpp exports.
 #pragma once
 
-#include "linear_layout.h"
+#include "kernels/linear_layout.h"
 
 namespace octavo::OCTAVO_ISA {
 
@@ -16,8 +16,5 @@ void embed_rows(const Linear& table, const int32_t* ids, int64_t count, float* o
 /// Converts rows first .. last - 1 of x into tiles of tile_rows rows.
 void convert_rows(ActivationKind kind, const float* x, int64_t ldx, int64_t k, Range rows, int64_t tile_rows,
                   void* tiles);
-
-/// linear.cpp: the entries of this ISA's KernelTable.
-extern const LinearKernels kLinearKernels;
 
 }  // namespace octavo::OCTAVO_ISA

@@ -1,7 +1,8 @@
 // Activations as the tiles want them: float, bfloat16 pairs, or int8 with one scale per 32 inputs.
 
-#include "half.h"
-#include "linear.h"
+#include "kernels/half.h"
+#include "kernels/linear.h"
+#include "kernels/simd.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
@@ -12,27 +13,62 @@ constexpr float kRoundToInteger = 12582912.0f;
 // Below this 127 / max would overflow; such groups are zero to any purpose, and their codes are 0.
 constexpr float kSmallestMaximum = 1e-35f;
 
-// The comparison of magnitudes as integers ranks NaN above infinity, so that both reach the scale.
-inline void quantize_group(const float* x, ActivationGroup& group) {
+// Greatest |x| as the bits of a float. Compared as integers, NaN ranks above infinity, so that both reach the scale.
+// code = nearest integer of x * inverse, as bytes; sums of the first and the last 16 codes.
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+
+inline uint32_t greatest_magnitude(const float* x) {
+  const __m512i mask = _mm512_set1_epi32(0x7fffffff);
+  const __m512i low = _mm512_and_si512(_mm512_loadu_si512(x), mask);
+  const __m512i high = _mm512_and_si512(_mm512_loadu_si512(x + kLanes), mask);
+  return _mm512_reduce_max_epu32(_mm512_max_epu32(low, high));
+}
+
+inline void round_to_codes(const float* x, float inverse, int8_t* codes, int32_t sums[2]) {
+  const __m512 factor = _mm512_set1_ps(inverse), rounder = _mm512_set1_ps(kRoundToInteger);
+  __m128i bytes[2];
+  for (int i = 0; i < 2; ++i) {
+    const __m512 product = _mm512_mul_ps(_mm512_loadu_ps(x + i * kLanes), factor);
+    bytes[i] = _mm512_cvtepi32_epi8(_mm512_castps_si512(_mm512_add_ps(product, rounder)));
+    _mm_store_si128(reinterpret_cast<__m128i*>(codes) + i, bytes[i]);
+    const __m128i shifted = _mm_xor_si128(bytes[i], _mm_set1_epi8(-128));  // code + 128, for an unsigned sum
+    const __m128i eights = _mm_sad_epu8(shifted, _mm_setzero_si128());
+    sums[i] = _mm_cvtsi128_si32(eights) + _mm_extract_epi32(eights, 2) - 16 * 128;
+  }
+}
+
+#else
+
+inline uint32_t greatest_magnitude(const float* x) {
   uint32_t most = 0;
   for (int i = 0; i < kBlockInputs; ++i) {
-    uint32_t magnitude = float_bits(x[i]) & 0x7fffffff;
+    const uint32_t magnitude = float_bits(x[i]) & 0x7fffffff;
     most = magnitude > most ? magnitude : most;
   }
-  const float maximum = bits_float(most);
+  return most;
+}
+
+inline void round_to_codes(const float* x, float inverse, int8_t* codes, int32_t sums[2]) {
+  for (int i = 0; i < 2; ++i) {
+    int32_t values[kLanes], sum = 0;
+    for (int j = 0; j < kLanes; ++j) {
+      values[j] = int32_t(float_bits(x[i * kLanes + j] * inverse + kRoundToInteger) << 24) >> 24;
+    }
+    for (int j = 0; j < kLanes; ++j) sum += values[j];
+    for (int j = 0; j < kLanes; ++j) codes[i * kLanes + j] = int8_t(values[j]);
+    sums[i] = sum;
+  }
+}
+
+#endif
+
+inline void quantize_group(const float* x, ActivationGroup& group) {
+  const float maximum = bits_float(greatest_magnitude(x));
   const float inverse = maximum >= kSmallestMaximum ? 127.0f / maximum : 0.0f;
-  int32_t codes[kBlockInputs];
-  for (int i = 0; i < kBlockInputs; ++i) {
-    codes[i] = int32_t(float_bits(x[i] * inverse + kRoundToInteger) << 24) >> 24;
-  }
-  int32_t sum[2] = {0, 0};
-  for (int i = 0; i < kBlockInputs / 2; ++i) {
-    sum[0] += codes[i];
-    sum[1] += codes[i + kBlockInputs / 2];
-  }
-  for (int i = 0; i < kBlockInputs; ++i) group.codes[i] = int8_t(codes[i]);
+  int32_t sums[3];
+  round_to_codes(x, inverse, group.codes, sums);
+  sums[2] = sums[0] + sums[1];
   group.scale = maximum / 127.0f;
-  const int32_t sums[3] = {sum[0], sum[1], sum[0] + sum[1]};
   for (int i = 0; i < 3; ++i) {
     group.offset[i] = -128 * sums[i];
     group.sum[i] = group.scale * float(sums[i]);
@@ -49,16 +85,14 @@ void quantize_row(const float* x, int64_t k, int64_t stride, ActivationGroup* ou
 }
 
 void bf16_row(const float* x, int64_t k, int64_t stride, uint32_t* out) {
-  constexpr int kChunk = 64;
+  constexpr int64_t kChunk = 64;
   for (int64_t i = 0; i < k; i += kChunk) {
-    uint32_t values[kChunk] = {};
     const int64_t count = min_of(kChunk, k - i);
-    if (count == kChunk) {
-      for (int j = 0; j < kChunk; ++j) values[j] = to_bf16(x[i + j]);
-    } else {
-      for (int64_t j = 0; j < count; ++j) values[j] = to_bf16(x[i + j]);
-    }
-    for (int64_t j = 0; j < count; j += 2, out += stride) *out = values[j] | (values[j + 1] << 16);
+    uint16_t values[kChunk] = {};
+    int64_t j = 0;
+    for (; j + kLanes <= count; j += kLanes) store_bf16(values + j, load(x + i + j));
+    if (j < count) store_bf16(values + j, load_partial(x + i + j, count - j));
+    for (j = 0; j < count; j += 2, out += stride) std::memcpy(out, values + j, sizeof *out);
   }
 }
 

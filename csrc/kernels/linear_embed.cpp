@@ -1,7 +1,7 @@
 // Rows of a packed matrix as float32: an embedding table that is tied to the output layer is stored once.
 
-#include "half.h"
-#include "linear.h"
+#include "kernels/half.h"
+#include "kernels/linear.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {

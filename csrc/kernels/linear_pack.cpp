@@ -1,8 +1,8 @@
 // Canonical row-major weights -> panels (layouts: linear_layout.h). Outputs and inputs that pad the last panel and the
 // last block are zero.
 
-#include "half.h"
-#include "linear.h"
+#include "kernels/half.h"
+#include "kernels/linear.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {

@@ -1,13 +1,13 @@
 // The tiles of this build's instruction set, by format and row count.
 
-#include "linear_tiles.h"
+#include "kernels/linear_tiles.h"
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BF16__)
-#include "linear_tiles_avx512.inl"
+#include "kernels/linear_tiles_avx512.inl"
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
-#include "linear_tiles_avx2.inl"
+#include "kernels/linear_tiles_avx2.inl"
 #else
-#include "linear_tiles_portable.inl"
+#include "kernels/linear_tiles_portable.inl"
 #endif
 
 namespace octavo::OCTAVO_ISA {

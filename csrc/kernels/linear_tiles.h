@@ -6,12 +6,13 @@
 // Nothing depends on the number of rows of the tile.
 #pragma once
 
-#include "linear_layout.h"
+#include "kernels/linear_layout.h"
 
 namespace octavo::OCTAVO_ISA {
 
 /// Computes out[r][0 .. 31] for the rows of one tile. Step s, row r of the activations is element s * stride + r of x.
-using Tile = void (*)(const void* x, int64_t stride, const void* panel, const PanelShape& shape, float* out);
+/// `cold`: no earlier tile has read the panel, so that it (and the panel behind it) should be prefetched.
+using Tile = void (*)(const void* x, int64_t stride, const void* panel, const PanelShape& shape, bool cold, float* out);
 
 inline constexpr int kMaxTileRows = 12;
 

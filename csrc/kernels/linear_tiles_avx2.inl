@@ -18,7 +18,7 @@ inline __m256i broadcast4(const void* p) {
 inline __m256i load32(const void* p) { return _mm256_load_si256(static_cast<const __m256i*>(p)); }
 
 template <int Rows>
-void f32_tile(const void* x, int64_t stride, const void* panel, const PanelShape& shape, float* out) {
+void f32_tile(const void* x, int64_t stride, const void* panel, const PanelShape& shape, bool /*cold*/, float* out) {
   for (int half = 0; half < 2; ++half) {
     const float* a = static_cast<const float*>(x);
     const float* w = static_cast<const float*>(panel) + half * 16;
@@ -47,7 +47,7 @@ inline __m256 odd_input(__m256i pairs) {
 }
 
 template <int Rows>
-void bf16_tile(const void* x, int64_t stride, const void* panel, const PanelShape& shape, float* out) {
+void bf16_tile(const void* x, int64_t stride, const void* panel, const PanelShape& shape, bool /*cold*/, float* out) {
   for (int half = 0; half < 2; ++half) {
     const uint32_t* a = static_cast<const uint32_t*>(x);
     const uint32_t* w = static_cast<const uint32_t*>(panel) + half * 16;
@@ -140,7 +140,7 @@ inline void group_step(const ActivationGroup* a, const uint8_t* w, const PanelSh
 }
 
 template <bool Four, int Subgroups, int Rows>
-void group_tile(const void* x, int64_t stride, const void* panel, const PanelShape& shape, float* out) {
+void group_tile(const void* x, int64_t stride, const void* panel, const PanelShape& shape, bool /*cold*/, float* out) {
   for (int first = 0; first < kPanelOutputs; first += 16) {
     const ActivationGroup* a = static_cast<const ActivationGroup*>(x);
     const uint8_t* w = static_cast<const uint8_t*>(panel);

@@ -9,9 +9,8 @@ namespace {
 constexpr int kFloatRows = 12;
 constexpr int kGroupRows = 6;
 
-// Few rows: memory is the limit, and the hardware prefetcher alone does not reach it. Panels of a thread are
-// contiguous, so that running past this panel's end fetches the next one.
-constexpr int kPrefetchRows = 4;
+// The hardware prefetcher alone does not reach the speed of memory. Panels of a thread are contiguous, so that running
+// past this panel's end fetches the next one.
 constexpr int64_t kPrefetchBytes = 4096;
 
 inline void prefetch(const void* address, int64_t bytes) {
@@ -26,14 +25,14 @@ inline __m512i broadcast4(const void* p) {
 }
 
 template <int Rows>
-void f32_tile(const void* x, int64_t stride, const void* panel, const PanelShape& shape, float* out) {
+void f32_tile(const void* x, int64_t stride, const void* panel, const PanelShape& shape, bool cold, float* out) {
   const float* a = static_cast<const float*>(x);
   const float* w = static_cast<const float*>(panel);
   __m512 acc[Rows][2];
   for (int r = 0; r < Rows; ++r) acc[r][0] = acc[r][1] = _mm512_setzero_ps();
   for (int64_t s = 0; s < shape.steps; ++s, a += stride, w += kPanelOutputs) {
     __m512 w0 = _mm512_load_ps(w), w1 = _mm512_load_ps(w + 16);
-    if (Rows <= kPrefetchRows) prefetch(w, 128);
+    if (cold) prefetch(w, 128);
 #pragma GCC unroll 12
     for (int r = 0; r < Rows; ++r) {
       __m512 b = _mm512_set1_ps(a[r]);
@@ -48,14 +47,14 @@ void f32_tile(const void* x, int64_t stride, const void* panel, const PanelShape
 }
 
 template <int Rows>
-void bf16_tile(const void* x, int64_t stride, const void* panel, const PanelShape& shape, float* out) {
+void bf16_tile(const void* x, int64_t stride, const void* panel, const PanelShape& shape, bool cold, float* out) {
   const uint32_t* a = static_cast<const uint32_t*>(x);
   const uint32_t* w = static_cast<const uint32_t*>(panel);
   __m512 acc[Rows][2];
   for (int r = 0; r < Rows; ++r) acc[r][0] = acc[r][1] = _mm512_setzero_ps();
   for (int64_t s = 0; s < shape.steps; ++s, a += stride, w += kPanelOutputs) {
     __m512bh w0 = (__m512bh)_mm512_load_si512(w), w1 = (__m512bh)_mm512_load_si512(w + 16);
-    if (Rows <= kPrefetchRows) prefetch(w, 128);
+    if (cold) prefetch(w, 128);
 #pragma GCC unroll 12
     for (int r = 0; r < Rows; ++r) {
       __m512bh b = (__m512bh)broadcast4(a + r);
@@ -112,7 +111,7 @@ inline void load_codes(const uint8_t* w, int q, __m512i low[2], __m512i high[2])
 }
 
 template <bool Four, int Subgroups, int Rows>
-void group_tile(const void* x, int64_t stride, const void* panel, const PanelShape& shape, float* out) {
+void group_tile(const void* x, int64_t stride, const void* panel, const PanelShape& shape, bool cold, float* out) {
   const ActivationGroup* a = static_cast<const ActivationGroup*>(x);
   const uint8_t* w = static_cast<const uint8_t*>(panel);
   const bool half = shape.half_scales, minimum = shape.has_minimum;
@@ -121,7 +120,7 @@ void group_tile(const void* x, int64_t stride, const void* panel, const PanelSha
   __m512 acc[Rows][2];
   for (int r = 0; r < Rows; ++r) acc[r][0] = acc[r][1] = _mm512_setzero_ps();
   for (int64_t s = 0; s < shape.steps; ++s, a += stride, w += shape.block_bytes) {
-    if (Rows <= kPrefetchRows) prefetch(w, shape.block_bytes);
+    if (cold) prefetch(w, shape.block_bytes);
 #pragma GCC unroll 2
     for (int sub = 0; sub < Subgroups; ++sub) {
       const int sums = Subgroups == 1 ? 2 : sub;
