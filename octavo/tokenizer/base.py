@@ -14,6 +14,7 @@ class Tokenizer(Protocol):
     eos_token_ids: list[int]  # tokenizer's EOS plus generation_config's, in that order, no repeats
     chat_template: str | None
     special_token_ids: frozenset[int]
+    strips_leading_space: bool  # decode() drops one space at the very start (SentencePiece)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``; special tokens written out in the text are recognised, as in transformers."""
