@@ -1,59 +1,83 @@
 // Paged varlen attention: the layout of KV memory and the tasks a step is cut into.
 //
-// K and V are bfloat16. A KV block of block_size tokens is block_size / 16 consecutive sub-blocks; inside one layer:
-//   K: [sub-block][kv head][head_dim / 2][16 tokens][2]      V: [sub-block][kv head][8 token pairs][head_dim][2]
-// so that both products read pairs along their reduction, as vdpbf16ps wants them.
+// K and V are bfloat16. One layer's slice of a block of block_size tokens is block_size / 16 consecutive sub-blocks of
+//   K: [kv head][head_dim / 2][16 tokens][2]      V: [kv head][8 token pairs][head_dim][2]
+// so that both products read pairs along their reduction. head_dim is padded to a multiple of 16 in memory.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "octavo/partition.h"
+
 namespace octavo {
 
-inline constexpr int64_t kSubBlock = 16;    // tokens of one K/V tile
+inline constexpr int64_t kSubBlock = 16;    // tokens of one K or V tile
 inline constexpr int64_t kChunk = 64;       // keys that share one softmax rescaling; starts at multiples of itself
 inline constexpr int64_t kPartition = 512;  // keys of one partial result; partials are merged in order of position
+inline constexpr int64_t kTileRows = 48;    // query rows (token, head of the group) that share a pass over the keys
 
-/// One layer's attention over a step. Heads of one token are contiguous in q and out.
-struct AttentionCall {
-  const float* q;  // [T, heads * head_dim]
-  int64_t ldq;
-  float* out;  // [T, heads * head_dim]
-  int64_t ldo;
-  const uint16_t* keys;
-  const uint16_t* values;
-  const int32_t* block_tables;  // [S, blocks_per_seq]
-  int64_t blocks_per_seq;
+/// One layer of the KV cache.
+struct KvLayer {
+  uint16_t* keys;
+  uint16_t* values;
+  int64_t block_stride;  // numbers from a block to the next
   int64_t block_size;
-  int64_t heads, kv_heads, head_dim;
-  float scale;
+  int64_t kv_heads, head_dim;
 };
 
-/// Query rows of one request against one kv head and one partition of the keys.
-/// A row is (token, head of the group); `tokens` consecutive tokens, the first at position `position`.
-struct AttentionTask {
-  int32_t sequence;   // row of block_tables
-  int32_t token;      // first row of q
-  int32_t tokens;
-  int32_t position;   // of the first token; token i sees keys 0 .. position + i
-  int32_t kv_head;
-  int32_t partition;  // keys partition * kPartition .. + kPartition - 1
-  int64_t partial;    // index of the first row's partial state
+static inline int64_t padded_dim(const KvLayer& kv) { return round_up(kv.head_dim, kSubBlock); }
+
+static inline int64_t tile_size(const KvLayer& kv) { return padded_dim(kv) * kSubBlock; }
+
+/// Where the tile of a sub-block (of its block) and head starts, from keys or values.
+static inline int64_t tile_offset(const KvLayer& kv, int64_t block, int64_t sub_block, int64_t head) {
+  return block * kv.block_stride + (sub_block * kv.kv_heads + head) * tile_size(kv);
+}
+
+/// One layer's attention over a step.
+struct AttentionCall {
+  KvLayer kv;
+  const float* q;  // [T, heads, head_dim]
+  int64_t ldq;
+  float* out;  // as q
+  int64_t ldo;
+  const int32_t* block_tables;  // [sequences, blocks_per_seq]
+  int64_t blocks_per_seq;
+  int64_t group;  // query heads per kv head
+  float scale;
+  float* partials;  // partial states of split tasks
 };
+
+/// Query rows of one request against one kv head: `tokens` consecutive tokens times the heads of the group, token
+/// major. Token i is at `position` + i and sees the keys 0 .. position + i.
+/// A whole task does all partitions and writes `out`; a split one does one partition and writes partial states.
+struct AttentionTask {
+  int32_t sequence;
+  int32_t token;  // row of q of the first token
+  int32_t tokens;
+  int32_t position;
+  int32_t kv_head;
+  int32_t partition;  // split: which one; whole: kWhole; merge: unused
+  int64_t partial;    // split, merge: floats from `partials` to the state of row 0 in partition 0
+};
+
+inline constexpr int32_t kWhole = -1;
+
+/// Floats of the partial state of one row: sums over the values, the greatest score, the denominator.
+static inline int64_t state_size(int64_t padded_dim) { return padded_dim + 2; }
 
 struct AttentionKernels {
   /// Writes one token's K and V heads (float32, [kv_heads, head_dim]) to a slot.
-  void (*write_kv)(uint16_t* keys, uint16_t* values, int64_t slot, const float* k, const float* v, int64_t kv_heads,
-                   int64_t head_dim);
+  void (*write_kv)(const KvLayer& kv, int64_t slot, const float* k, const float* v);
 
-  /// Floats of scratch one thread needs.
-  size_t (*scratch_floats)(int64_t group, int64_t head_dim);
+  /// Bytes of 64-byte aligned scratch one thread needs.
+  size_t (*scratch_bytes)(int64_t group, int64_t head_dim);
 
-  /// Computes the partial states of a task's rows: [head_dim sums, 1 maximum, 1 denominator] per row.
-  void (*partial)(const AttentionCall& call, const AttentionTask& task, float* partials, float* scratch);
+  void (*attend)(const AttentionCall& call, const AttentionTask& task, void* scratch);
 
-  /// out row = merge of `count` partial states, `stride` floats apart, in order.
-  void (*merge)(const float* partials, int64_t count, int64_t stride, int64_t head_dim, float* out);
+  /// Merges the partial states of a task's rows, in order of position, and writes `out`.
+  void (*merge)(const AttentionCall& call, const AttentionTask& task);
 };
 
 }  // namespace octavo

@@ -3,8 +3,10 @@
 //
 // Rules for files under csrc/kernels, which are compiled several times with different flags:
 //  - everything lives in `namespace octavo::OCTAVO_ISA` (the macro is set by CMake: portable, avx2, avx512);
+//  - functions are static or in the ISA's namespace, never plain inline: the linker keeps one copy of those;
 //  - no containers or algorithms of the standard library: their inline functions could be compiled with AVX-512 here
 //    and then be picked by the linker for code that must run anywhere;
+//  - tables are constants, so that nothing of an ISA runs before it is chosen;
 //  - no reduction may depend on the number of rows, on which rows share a call, or on threads;
 //  - a row's arithmetic is the same for every tile shape: the same accumulators, in the same order.
 #pragma once
@@ -18,9 +20,9 @@ namespace octavo {
 struct KernelTable {
   const char* isa;       // "avx512"
   const char* features;  // "vnni, bf16", for people
-  LinearKernels linear;
-  ElementwiseKernels elementwise;
-  AttentionKernels attention;
+  const LinearKernels* linear;
+  const ElementwiseKernels* elementwise;
+  const AttentionKernels* attention;
 };
 
 // Defined in csrc/isa/<isa>.cpp, where built.

@@ -77,6 +77,10 @@ struct LinearKernels {
 
   /// out[i] = row ids[i] of the table as float32 (exact dequantisation), i < count. Ids are valid.
   void (*embed_rows)(const Linear& table, const int32_t* ids, int64_t count, float* out, int64_t ldo);
+
+  /// The ceiling of `columns`: runs the format's innermost instruction on registers alone, `rounds` times, and returns
+  /// how many multiply-adds that was. For measurements.
+  int64_t (*multiply_adds)(WeightFormat format, int64_t rounds);
 };
 
 }  // namespace octavo

@@ -1,0 +1,196 @@
+// octavo.backends.cpu._kernels: the native side of the CPU backend. Addresses cross as integers; the Python side keeps
+// what they point to alive.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+
+#include "isa/select.h"
+#include "program/memory.h"
+#include "program/program.h"
+#include "program/thread_pool.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace octavo {
+namespace {
+
+template <class T>
+const T* pointer(uintptr_t address) {
+  return reinterpret_cast<const T*>(address);
+}
+
+/// A C-contiguous int32 array, held for the length of a call. Several times cheaper than nb::ndarray.
+class Int32Array {
+ public:
+  Int32Array(nb::handle object, const char* name, int dimensions) {
+    if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) throw nb::python_error();
+    const char kind = buffer_.format ? buffer_.format[0] : 'B';
+    if (buffer_.ndim == dimensions && buffer_.itemsize == 4 && (kind == 'i' || kind == 'l')) return;
+    PyBuffer_Release(&buffer_);
+    throw std::invalid_argument(std::string(name) + " is not an int32 array of " + std::to_string(dimensions) +
+                                " dimensions");
+  }
+  ~Int32Array() { PyBuffer_Release(&buffer_); }
+  Int32Array(const Int32Array&) = delete;
+  Int32Array& operator=(const Int32Array&) = delete;
+
+  const int32_t* data() const { return static_cast<const int32_t*>(buffer_.buf); }
+  int64_t size(int axis) const { return buffer_.shape[axis]; }
+  void expect(bool ok, const char* rule) const {
+    if (!ok) throw std::invalid_argument(rule);
+  }
+
+ private:
+  Py_buffer buffer_;
+};
+
+void run_step(Program& program, nb::handle token_ids, nb::handle positions, nb::handle slot_mapping,
+              nb::handle query_start_loc, nb::handle seq_lens, nb::handle block_tables, nb::handle logit_rows) {
+  const Int32Array ids(token_ids, "token_ids", 1), places(positions, "positions", 1);
+  const Int32Array slots(slot_mapping, "slot_mapping", 1), starts(query_start_loc, "query_start_loc", 1);
+  const Int32Array lengths(seq_lens, "seq_lens", 1), tables(block_tables, "block_tables", 2);
+  const Int32Array rows(logit_rows, "logit_rows", 1);
+  ids.expect(places.size(0) == ids.size(0) && slots.size(0) == ids.size(0),
+             "token_ids, positions and slot_mapping differ in length");
+  starts.expect(starts.size(0) == lengths.size(0) + 1 && tables.size(0) == lengths.size(0),
+                "query_start_loc, seq_lens and block_tables differ in the number of sequences");
+  const Step step = {ids.size(0),  rows.size(0),  lengths.size(0), tables.size(1), ids.data(),    places.data(),
+                     slots.data(), starts.data(), lengths.data(),  tables.data(),  rows.data()};
+  const nb::gil_scoped_release release;
+  program.run(step);
+}
+
+nb::ndarray<nb::numpy, const float, nb::ndim<2>> logits(nb::object self) {
+  const Program& program = nb::cast<const Program&>(self);
+  const size_t shape[2] = {static_cast<size_t>(program.rows()), static_cast<size_t>(program.vocab_size())};
+  return {program.logits(), 2, shape, self};
+}
+
+/// A kernel table with the packing of weights.
+struct Kernels {
+  const KernelTable* table;
+
+  size_t packed_bytes(int32_t format, int64_t n, int64_t k, int32_t group, bool has_minimum, bool half) const {
+    return table->linear->packed_bytes(static_cast<WeightFormat>(format), n, k, group, has_minimum, half);
+  }
+
+  void pack(ThreadPool& pool, int32_t format, int64_t n, int64_t k, int32_t group, uintptr_t data, uintptr_t scale,
+            uintptr_t minimum, bool half, uintptr_t panels) const {
+    const LinearSource source = {static_cast<WeightFormat>(format), n, k, group, pointer<void>(data),
+                                 pointer<float>(scale), pointer<float>(minimum), half};
+    pool.run([&](int thread, int threads) {
+      const Range mine = split(ceil_div(n, kPanelOutputs), thread, threads);
+      table->linear->pack(source, reinterpret_cast<void*>(panels), mine.first, mine.last);
+    });
+  }
+
+  size_t scratch_bytes(const std::vector<LinearPart>& parts, int64_t rows) const {
+    Linear linear = {0, parts.at(0).k, static_cast<int32_t>(parts.size()), parts.data(), nullptr};
+    for (const LinearPart& part : parts) linear.n += part.n;
+    return table->linear->scratch_bytes(linear, rows);
+  }
+};
+
+void bind_weights(nb::module_& m) {
+  nb::class_<Memory>(m, "Memory", "Zeroed memory, touched lazily, aligned for kernels.")
+      .def(nb::init<size_t>(), "num_bytes"_a)
+      .def_prop_ro("address", [](const Memory& memory) { return reinterpret_cast<uintptr_t>(memory.data()); })
+      .def_prop_ro("num_bytes", &Memory::size);
+  nb::class_<LinearPart>(m, "LinearPart", "Packed weights at an address that the caller keeps alive.")
+      .def("__init__",
+           [](LinearPart* self, int32_t format, int64_t n, int64_t k, int32_t group, bool has_minimum, bool half,
+              uintptr_t panels) {
+             new (self) LinearPart{static_cast<WeightFormat>(format), n, k, group, has_minimum, pointer<void>(panels),
+                                   half};
+           },
+           "format"_a, "n"_a, "k"_a, "group"_a, "has_minimum"_a, "half_scales"_a, "panels"_a);
+  nb::class_<Kernels>(m, "Kernels", "The kernels of one instruction set; the best one of this machine by default.")
+      .def("__init__", [](Kernels* self, const std::string& isa) { new (self) Kernels{select_kernels(isa)}; },
+           "isa"_a = "")
+      .def_prop_ro("isa", [](const Kernels& k) { return k.table->isa; })
+      .def_prop_ro("features", [](const Kernels& k) { return k.table->features; })
+      .def("packed_bytes", &Kernels::packed_bytes, "format"_a, "n"_a, "k"_a, "group"_a, "has_minimum"_a,
+           "half_scales"_a)
+      .def("pack", &Kernels::pack, "pool"_a, "format"_a, "n"_a, "k"_a, "group"_a, "data"_a, "scale"_a, "minimum"_a,
+           "half_scales"_a, "panels"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("scratch_bytes", &Kernels::scratch_bytes, "parts"_a, "rows"_a);
+  m.def("usable_isas", [] {
+    std::vector<std::string> names;
+    for (const KernelTable* table : usable_kernels()) names.emplace_back(table->isa);
+    return names;
+  }, "Names of the instruction sets that were built and that this machine runs, best first.");
+}
+
+void bind_program(nb::module_& m) {
+  using Place = Program::Place;
+  nb::class_<ThreadPool>(m, "ThreadPool").def(nb::init<int>(), "threads"_a).def_prop_ro("threads", &ThreadPool::threads);
+  nb::class_<Program>(m, "Program")
+      .def("__init__",
+           [](Program* self, const Kernels& kernels, std::shared_ptr<ThreadPool> pool, int64_t tokens, int64_t rows,
+              int64_t sequences, int64_t blocks_per_seq, int64_t blocks, int64_t block_size, int64_t vocab_size,
+              int64_t max_position, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t layers,
+              int64_t arena_floats) {
+             const StepLimits limits = {tokens, rows,       sequences,  blocks_per_seq,
+                                        blocks, block_size, vocab_size, max_position};
+             new (self) Program(*kernels.table, std::move(pool),
+                                {limits, {heads / kv_heads, kv_heads, head_dim}, layers, arena_floats});
+           },
+           "kernels"_a, "pool"_a, nb::kw_only(), "tokens"_a, "rows"_a, "sequences"_a, "blocks_per_seq"_a, "blocks"_a,
+           "block_size"_a, "vocab_size"_a, "max_position"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "layers"_a,
+           "arena_floats"_a)
+      .def("add_weights",
+           [](Program& p, std::vector<LinearPart> parts, uintptr_t bias) {
+             return p.add_weights(std::move(parts), pointer<float>(bias));
+           },
+           "parts"_a, "bias"_a)
+      .def("begin_rows", &Program::begin_rows, "per_token"_a)
+      .def("add_embed", &Program::add_embed, "table"_a, "out"_a)
+      .def("add_rms_norm",
+           [](Program& p, Place x, uintptr_t weight, float eps, Place out, int64_t width) {
+             p.add_rms_norm(x, pointer<float>(weight), eps, out, width);
+           },
+           "x"_a, "weight"_a, "eps"_a, "out"_a, "width"_a)
+      .def("add_add", &Program::add_add, "a"_a, "b"_a, "out"_a, "width"_a)
+      .def("add_silu_mul", &Program::add_silu_mul, "x"_a, "out"_a, "width"_a)
+      .def("add_gather", &Program::add_gather, "x"_a, "out"_a, "width"_a)
+      .def("add_rope_table", &Program::add_rope_table, "inv_freq"_a, "factor"_a, "out"_a)
+      .def("add_rope", &Program::add_rope, "x"_a, "out"_a, "table"_a, "heads"_a, "head_dim"_a, "pairs"_a)
+      .def("add_write_kv", &Program::add_write_kv, "layer"_a, "k"_a, "v"_a)
+      .def("add_linear_prepare", &Program::add_linear_prepare, "linear"_a, "x"_a, "scratch"_a, "per_token"_a)
+      .def("add_linear",
+           [](Program& p, int64_t linear, Place x, Place out, std::optional<Place> residual, int64_t scratch,
+              bool per_token) { p.add_linear(linear, x, out, residual ? &*residual : nullptr, scratch, per_token); },
+           "linear"_a, "x"_a, "out"_a, "residual"_a.none(), "scratch"_a, "per_token"_a)
+      .def("add_attention", &Program::add_attention, "layer"_a, "q"_a, "out"_a, "scale"_a)
+      .def("set_logits", &Program::set_logits, "logits"_a)
+      .def("run", &run_step, "token_ids"_a, "positions"_a, "slot_mapping"_a, "query_start_loc"_a, "seq_lens"_a,
+           "block_tables"_a, "logit_rows"_a, "One step; ValueError when it does not fit the limits.")
+      .def("logits", &logits, "The last step's logits [rows, vocab_size], a view.")
+      .def("argmax",
+           [](Program& p) {
+             std::vector<int32_t> best(p.rows());
+             {
+               const nb::gil_scoped_release release;
+               p.argmax(best.data());
+             }
+             return best;
+           })
+      .def("copy_blocks", &Program::copy_blocks, "pairs"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("kv_bytes", &Program::kv_bytes);
+}
+
+}  // namespace
+}  // namespace octavo
+
+NB_MODULE(_kernels, m) {
+  m.doc() = "Kernels, thread pool and programs of the CPU backend.";
+  octavo::bind_weights(m);
+  octavo::bind_program(m);
+}

@@ -1,0 +1,101 @@
+// Row-wise kernels; the order of every sum depends only on the width.
+#include <math.h>
+
+#include "kernels/exports.h"
+#include "kernels/simd.h"
+
+namespace octavo::OCTAVO_ISA {
+
+OCTAVO_INLINE float sum_of_squares(const float* x, int64_t width) {
+  f32x16 sums[2] = {};
+  int64_t i = 0;
+  for (; i + 2 * kLanes <= width; i += 2 * kLanes) {
+    const f32x16 a = load(x + i), b = load(x + i + kLanes);
+    sums[0] = multiply_add(a, a, sums[0]);
+    sums[1] = multiply_add(b, b, sums[1]);
+  }
+  for (; i < width; i += kLanes) {
+    const int64_t n = width - i < kLanes ? width - i : kLanes;
+    const f32x16 a = load_partial(x + i, n);
+    sums[0] = multiply_add(a, a, sums[0]);
+  }
+  return sum(sums[0] + sums[1]);
+}
+
+/// y[i ..] = f(i, lanes) over a row; the last call has fewer than 16 lanes when the width is ragged.
+template <class Function>
+OCTAVO_INLINE void map_row(float* y, int64_t width, Function f) {
+  int64_t i = 0;
+  for (; i + kLanes <= width; i += kLanes) store(y + i, f(i, kLanes));
+  if (i < width) store_partial(y + i, f(i, width - i), width - i);
+}
+
+OCTAVO_INLINE f32x16 load_lanes(const float* p, int64_t n) { return n == kLanes ? load(p) : load_partial(p, n); }
+
+static void rms_norm(const float* x, int64_t ldx, const float* weight, float eps, float* y, int64_t ldy, int64_t rows,
+                     int64_t width) {
+  for (int64_t row = 0; row < rows; row++, x += ldx, y += ldy) {
+    const float mean = sum_of_squares(x, width) / static_cast<float>(width);
+    const f32x16 factor = splat(1.0f / sqrtf(mean + eps));
+    map_row(y, width, [=](int64_t i, int64_t n) __attribute__((always_inline)) {
+      return load_lanes(x + i, n) * factor * load_lanes(weight + i, n);
+    });
+  }
+}
+
+static void add(const float* a, int64_t lda, const float* b, int64_t ldb, float* y, int64_t ldy, int64_t rows,
+                int64_t width) {
+  for (int64_t row = 0; row < rows; row++, a += lda, b += ldb, y += ldy) {
+    map_row(y, width, [=](int64_t i, int64_t n) __attribute__((always_inline)) {
+      return load_lanes(a + i, n) + load_lanes(b + i, n);
+    });
+  }
+}
+
+static void silu_mul(const float* x, int64_t ldx, float* y, int64_t ldy, int64_t rows, int64_t width) {
+  for (int64_t row = 0; row < rows; row++, x += ldx, y += ldy) {
+    map_row(y, width, [=](int64_t i, int64_t n) __attribute__((always_inline)) {
+      const f32x16 gate = load_lanes(x + i, n), up = load_lanes(x + width + i, n);
+      return gate / (1.0f + exponential(-gate)) * up;
+    });
+  }
+}
+
+/// One head: pairs (j, j + pairs) turn by the angle whose cosine and sine are given; the rest is copied.
+OCTAVO_INLINE void rope_head(const float* x, int64_t head_dim, int64_t pairs, const float* cosine, const float* sine,
+                             float* y) {
+  for (int64_t j = 0; j < pairs; j += kLanes) {
+    const int64_t n = pairs - j < kLanes ? pairs - j : kLanes;
+    const f32x16 a = load_lanes(x + j, n), b = load_lanes(x + pairs + j, n);
+    const f32x16 c = load_lanes(cosine + j, n), s = load_lanes(sine + j, n);
+    store_partial(y + j, a * c - b * s, n);
+    store_partial(y + pairs + j, b * c + a * s, n);
+  }
+  if (x != y && 2 * pairs < head_dim) memcpy(y + 2 * pairs, x + 2 * pairs, (head_dim - 2 * pairs) * sizeof(float));
+}
+
+static void rope(const float* x, int64_t heads, int64_t head_dim, int64_t pairs, const float* cosine,
+                 const float* sine, float* y) {
+  for (int64_t head = 0; head < heads; head++) {
+    rope_head(x + head * head_dim, head_dim, pairs, cosine, sine, y + head * head_dim);
+  }
+}
+
+static int64_t argmax(const float* x, int64_t n) {
+  f32x16 best = splat(-INFINITY);
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const f32x16 v = load(x + i);
+    best = v > best ? v : best;
+  }
+  float top = greatest(best);
+  for (int64_t j = i; j < n; j++) top = x[j] > top ? x[j] : top;
+  for (int64_t j = 0; j < n; j++) {
+    if (x[j] == top) return j;
+  }
+  return 0;
+}
+
+const ElementwiseKernels kElementwiseKernels = {rms_norm, add, silu_mul, rope, argmax};
+
+}  // namespace octavo::OCTAVO_ISA

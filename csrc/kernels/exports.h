@@ -1,0 +1,12 @@
+// What each kernel file hands to the table of its ISA.
+#pragma once
+
+#include "octavo/kernels.h"
+
+namespace octavo::OCTAVO_ISA {
+
+extern const LinearKernels kLinearKernels;
+extern const ElementwiseKernels kElementwiseKernels;
+extern const AttentionKernels kAttentionKernels;
+
+}  // namespace octavo::OCTAVO_ISA

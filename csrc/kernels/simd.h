@@ -1,0 +1,149 @@
+// Sixteen float lanes on every instruction set, by GCC's and Clang's vector extension; intrinsics only where the
+// extension cannot say it. Included once per ISA (see octavo/kernels.h).
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#define OCTAVO_INLINE static inline __attribute__((always_inline))
+
+namespace octavo::OCTAVO_ISA {
+
+typedef float f32x16 __attribute__((vector_size(64)));
+typedef int32_t i32x16 __attribute__((vector_size(64)));
+typedef uint32_t u32x16 __attribute__((vector_size(64)));  // also: sixteen pairs of bfloat16
+typedef uint16_t u16x16 __attribute__((vector_size(32)));  // sixteen bfloat16
+
+inline constexpr int64_t kLanes = 16;
+
+OCTAVO_INLINE f32x16 splat(float x) { return x - f32x16{}; }
+
+OCTAVO_INLINE f32x16 load(const float* p) {
+  f32x16 v;
+  memcpy(&v, p, sizeof v);
+  return v;
+}
+
+OCTAVO_INLINE void store(float* p, f32x16 v) { memcpy(p, &v, sizeof v); }
+
+/// The first n < 16 lanes from memory, zeros elsewhere.
+OCTAVO_INLINE f32x16 load_partial(const float* p, int64_t n) {
+  f32x16 v = {};
+  memcpy(&v, p, n * sizeof(float));
+  return v;
+}
+
+OCTAVO_INLINE void store_partial(float* p, f32x16 v, int64_t n) { memcpy(p, &v, n * sizeof(float)); }
+
+OCTAVO_INLINE u32x16 load_pairs(const uint16_t* p) {
+  u32x16 v;
+  memcpy(&v, p, sizeof v);
+  return v;
+}
+
+/// One pair of bfloat16 in every lane.
+OCTAVO_INLINE u32x16 splat_pair(const uint16_t* p) {
+  uint32_t pair;
+  memcpy(&pair, p, sizeof pair);
+  return pair + u32x16{};
+}
+
+/// a * b + c, rounded once where the hardware can.
+OCTAVO_INLINE f32x16 multiply_add(f32x16 a, f32x16 b, f32x16 c) {
+#if defined(__AVX512F__)
+  return (f32x16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  __m256 x[2], y[2], z[2];
+  memcpy(x, &a, sizeof x), memcpy(y, &b, sizeof y), memcpy(z, &c, sizeof z);
+  for (int i = 0; i < 2; i++) z[i] = _mm256_fmadd_ps(x[i], y[i], z[i]);
+  memcpy(&c, z, sizeof z);
+  return c;
+#else
+  return a * b + c;
+#endif
+}
+
+/// max(a, b); NaN in a wins.
+OCTAVO_INLINE f32x16 maximum(f32x16 a, f32x16 b) { return a < b ? b : a; }
+
+/// Sum over the lanes as a fixed tree.
+OCTAVO_INLINE float sum(f32x16 v) {
+  float lanes[kLanes];
+  store(lanes, v);
+  for (int width = 8; width; width /= 2) {
+    for (int i = 0; i < width; i++) lanes[i] += lanes[i + width];
+  }
+  return lanes[0];
+}
+
+OCTAVO_INLINE float greatest(f32x16 v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)v);
+#else
+  float lanes[kLanes];
+  store(lanes, v);
+  for (int width = 8; width; width /= 2) {
+    for (int i = 0; i < width; i++) lanes[i] = lanes[i] < lanes[i + width] ? lanes[i + width] : lanes[i];
+  }
+  return lanes[0];
+#endif
+}
+
+/// acc + a.low * b.low + a.high * b.high, lane by lane, on pairs of bfloat16.
+OCTAVO_INLINE f32x16 dot_pairs(f32x16 acc, u32x16 a, u32x16 b) {
+#if defined(__AVX512BF16__)
+  return (f32x16)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
+#else
+  const f32x16 low = multiply_add((f32x16)(a << 16), (f32x16)(b << 16), acc);
+  return multiply_add((f32x16)(a & 0xffff0000u), (f32x16)(b & 0xffff0000u), low);
+#endif
+}
+
+/// Nearest bfloat16, ties to even.
+OCTAVO_INLINE u16x16 to_bf16(f32x16 v) {
+#if defined(__AVX512BF16__)
+  return (u16x16)_mm512_cvtneps_pbh((__m512)v);
+#else
+  const u32x16 bits = (u32x16)v;
+  const u32x16 rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const u32x16 quiet_nan = (bits >> 16) | 0x40u;
+  return __builtin_convertvector(v == v ? rounded : quiet_nan, u16x16);
+#endif
+}
+
+OCTAVO_INLINE uint16_t to_bf16(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  if (x != x) return static_cast<uint16_t>((bits >> 16) | 0x40u);
+  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+OCTAVO_INLINE void store_bf16(uint16_t* p, f32x16 v) {
+  const u16x16 half = to_bf16(v);
+  memcpy(p, &half, sizeof half);
+}
+
+/// e^x with a relative error below 2e-7; exactly 1 at 0, about 1e-38 below -87; NaN stays NaN.
+OCTAVO_INLINE f32x16 exponential(f32x16 x) {
+  x = x < -87.0f ? splat(-87.0f) : x;
+  x = x > 88.0f ? splat(88.0f) : x;
+  const f32x16 shifted = multiply_add(x, splat(1.44269504f), splat(12582912.0f));  // 1.5 * 2^23: rounds to an integer
+  const f32x16 n = shifted - 12582912.0f;
+  f32x16 r = multiply_add(n, splat(-0.693359375f), x);
+  r = multiply_add(n, splat(2.12194440e-4f), r);
+  f32x16 p = splat(1.9875691500e-4f);
+  p = multiply_add(p, r, splat(1.3981999507e-3f));
+  p = multiply_add(p, r, splat(8.3334519073e-3f));
+  p = multiply_add(p, r, splat(4.1665795894e-2f));
+  p = multiply_add(p, r, splat(1.6666665459e-1f));
+  p = multiply_add(p, r, splat(5.0000001201e-1f));
+  p = multiply_add(p, r * r, r) + 1.0f;
+  const i32x16 exponent = (i32x16)shifted << 23;  // the integer sits in the low bits of the mantissa
+  return (f32x16)((i32x16)p + exponent);
+}
+
+}  // namespace octavo::OCTAVO_ISA

@@ -1,0 +1,68 @@
+#include "program/attention_plan.h"
+
+#include <algorithm>
+
+namespace octavo {
+
+namespace {
+
+constexpr int64_t kTasksPerThread = 4;                  // enough whole tasks to share out fairly
+constexpr int64_t kMostPartialFloats = int64_t{4} << 20;  // beyond, splitting costs more memory than it is worth
+
+int64_t partitions(const AttentionTask& task) { return ceil_div(task.position + task.tokens, kPartition); }
+
+/// Tokens times keys that a task reads.
+int64_t cost(const AttentionTask& task) {
+  const int64_t keys = task.position + task.tokens;
+  const int64_t mine = task.partition == kWhole ? keys : min_of(kPartition, keys - task.partition * kPartition);
+  return mine * task.tokens;
+}
+
+void add_tiles(const Step& step, const AttentionShape& shape, std::vector<AttentionTask>& tasks) {
+  const int64_t tile_tokens = max_of(1, kTileRows / shape.group);
+  for (int64_t s = 0; s < step.sequences; s++) {
+    const int64_t count = step.query_length(s), start = step.query_start_loc[s];
+    for (int64_t token = 0; token < count; token += tile_tokens) {
+      for (int64_t head = 0; head < shape.kv_heads; head++) {
+        tasks.push_back({static_cast<int32_t>(s), static_cast<int32_t>(start + token),
+                         static_cast<int32_t>(min_of(tile_tokens, count - token)), step.positions[start + token],
+                         static_cast<int32_t>(head), kWhole, 0});
+      }
+    }
+  }
+}
+
+/// Replaces whole tasks of several partitions by one task per partition and a merge.
+void split_tasks(const AttentionShape& shape, AttentionPlan& plan) {
+  std::vector<AttentionTask> whole;
+  whole.swap(plan.tasks);
+  const int64_t size = state_size(round_up(shape.head_dim, kSubBlock));
+  for (AttentionTask task : whole) {
+    const int64_t count = partitions(task), floats = count * task.tokens * shape.group * size;
+    if (count == 1 || plan.partial_floats + floats > kMostPartialFloats) {
+      plan.tasks.push_back(task);
+      continue;
+    }
+    task.partial = plan.partial_floats;
+    plan.partial_floats += floats;
+    plan.merges.push_back(task);
+    for (int64_t partition = 0; partition < count; partition++) {
+      task.partition = static_cast<int32_t>(partition);
+      plan.tasks.push_back(task);
+    }
+  }
+}
+
+}  // namespace
+
+void plan_attention(const Step& step, const AttentionShape& shape, int threads, AttentionPlan& plan) {
+  plan.tasks.clear();
+  plan.merges.clear();
+  plan.partial_floats = 0;
+  add_tiles(step, shape, plan.tasks);
+  if (threads > 1 && static_cast<int64_t>(plan.tasks.size()) < kTasksPerThread * threads) split_tasks(shape, plan);
+  std::stable_sort(plan.tasks.begin(), plan.tasks.end(),
+                   [](const AttentionTask& a, const AttentionTask& b) { return cost(a) > cost(b); });
+}
+
+}  // namespace octavo

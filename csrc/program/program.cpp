@@ -1,0 +1,207 @@
+#include "program/program.h"
+
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+namespace octavo {
+
+namespace {
+
+constexpr int64_t kRowBlock = 16;  // rows that go through a phase's stages together
+
+int64_t numbers_per_layer(const Program::Shape& shape) {  // of keys, or of values, in one block
+  return shape.limits.block_size * shape.attention.kv_heads * round_up(shape.attention.head_dim, kSubBlock);
+}
+
+/// Blocks lie a little more than their size apart: at a power of two, the same layer of all blocks would compete for
+/// the same sets of the caches.
+int64_t block_stride(const Program::Shape& shape) {
+  return 2 * shape.layers * numbers_per_layer(shape) + 33 * 32;
+}
+
+}  // namespace
+
+Program::Program(const KernelTable& kernels, std::shared_ptr<ThreadPool> pool, const Shape& shape)
+    : kernels_(kernels), pool_(std::move(pool)), shape_(shape), block_stride_(block_stride(shape)) {
+  arena_ = std::make_unique<Memory>(shape.arena_floats * sizeof(float));
+  cache_ = std::make_unique<Memory>(shape.limits.blocks * block_stride_ * sizeof(uint16_t));
+  attention_.shape = shape.attention;
+  attention_.scratch_bytes =
+      round_up(kernels.attention->scratch_bytes(shape.attention.group, shape.attention.head_dim), 4096) + 64;
+  attention_.scratch_bytes = round_up(attention_.scratch_bytes, 64);
+  attention_.scratch = std::make_unique<Memory>(attention_.scratch_bytes * pool_->threads());
+}
+
+KvLayer Program::kv_layer(int64_t layer) const {
+  if (layer < 0 || layer >= shape_.layers) throw std::invalid_argument("no layer " + std::to_string(layer));
+  const int64_t size = numbers_per_layer(shape_);
+  uint16_t* keys = cache_->at<uint16_t>(0) + 2 * layer * size;
+  return {keys,           keys + size, block_stride_, shape_.limits.block_size, shape_.attention.kv_heads,
+          shape_.attention.head_dim};
+}
+
+int64_t Program::add_weights(std::vector<LinearPart> parts, const float* bias) {
+  parts_.push_back(std::move(parts));
+  const std::vector<LinearPart>& kept = parts_.back();
+  Linear linear = {0, kept.at(0).k, static_cast<int32_t>(kept.size()), kept.data(), bias};
+  for (const LinearPart& part : kept) linear.n += part.n;
+  linears_.push_back(linear);
+  return static_cast<int64_t>(linears_.size()) - 1;
+}
+
+void Program::begin_rows(bool per_token) {
+  phases_.emplace_back();
+  phases_.back().per_token = per_token;
+}
+
+void Program::add_row_stage(std::unique_ptr<RowStage> stage) {
+  if (phases_.empty() || phases_.back().wide) throw std::invalid_argument("begin_rows comes before row stages");
+  phases_.back().rows.push_back(std::move(stage));
+}
+
+void Program::add_wide_stage(std::unique_ptr<WideStage> stage) {
+  phases_.emplace_back();
+  phases_.back().wide = std::move(stage);
+}
+
+void Program::add_embed(int64_t table, Place out) {
+  add_row_stage(std::make_unique<EmbedStage>(*kernels_.linear, linears_.at(table), view(out)));
+}
+
+void Program::add_rms_norm(Place x, const float* weight, float eps, Place out, int64_t width) {
+  add_row_stage(std::make_unique<RmsNormStage>(*kernels_.elementwise, view(x), weight, eps, view(out), width));
+}
+
+void Program::add_add(Place a, Place b, Place out, int64_t width) {
+  add_row_stage(std::make_unique<AddStage>(*kernels_.elementwise, view(a), view(b), view(out), width));
+}
+
+void Program::add_silu_mul(Place x, Place out, int64_t width) {
+  add_row_stage(std::make_unique<SiluMulStage>(*kernels_.elementwise, view(x), view(out), width));
+}
+
+void Program::add_gather(Place x, Place out, int64_t width) {
+  add_row_stage(std::make_unique<GatherStage>(view(x), view(out), width));
+}
+
+void Program::add_rope_table(std::vector<float> inv_freq, float factor, Place out) {
+  add_row_stage(std::make_unique<RopeTableStage>(std::move(inv_freq), factor, view(out)));
+}
+
+void Program::add_rope(Place x, Place out, Place table, int64_t heads, int64_t head_dim, int64_t pairs) {
+  add_row_stage(
+      std::make_unique<RopeStage>(*kernels_.elementwise, view(x), view(out), view(table), heads, head_dim, pairs));
+}
+
+void Program::add_write_kv(int64_t layer, Place k, Place v) {
+  add_row_stage(std::make_unique<WriteKvStage>(*kernels_.attention, kv_layer(layer), view(k), view(v)));
+}
+
+LinearCall Program::linear_call(int64_t linear, Place x, int64_t scratch) const {
+  LinearCall call = {};
+  call.linear = &linears_.at(linear);
+  call.x = view(x).data;
+  call.ldx = x.second;
+  call.scratch = arena_->at<float>(0) + scratch;
+  return call;
+}
+
+void Program::add_linear_prepare(int64_t linear, Place x, int64_t scratch, bool per_token) {
+  add_row_stage(std::make_unique<LinearPrepareStage>(*kernels_.linear, linear_call(linear, x, scratch), per_token));
+}
+
+void Program::add_linear(int64_t linear, Place x, Place out, const Place* residual, int64_t scratch, bool per_token) {
+  LinearCall call = linear_call(linear, x, scratch);
+  call.y = view(out).data;
+  call.ldy = out.second;
+  if (residual) {
+    call.residual = view(*residual).data;
+    call.ldr = residual->second;
+  }
+  add_wide_stage(std::make_unique<LinearStage>(*kernels_.linear, call, per_token));
+}
+
+void Program::add_attention(int64_t layer, Place q, Place out, float scale) {
+  AttentionCall call = {};
+  call.kv = kv_layer(layer);
+  call.q = view(q).data;
+  call.ldq = q.second;
+  call.out = view(out).data;
+  call.ldo = out.second;
+  call.group = shape_.attention.group;
+  call.scale = scale;
+  add_wide_stage(std::make_unique<AttentionStage>(*kernels_.attention, *pool_, attention_, call));
+}
+
+void Program::Phase::run(const Step& step, int thread, int threads) const {
+  if (wide) {
+    wide->run(step, thread, threads);
+    return;
+  }
+  const Range mine = split(per_token ? step.tokens : step.rows, thread, threads);
+  for (int64_t row = mine.first; row < mine.last; row += kRowBlock) {
+    for (const auto& stage : rows) stage->run(step, row, min_of(row + kRowBlock, mine.last));
+  }
+}
+
+void Program::run(const Step& step) {
+  const std::lock_guard lock(one_step_);
+  check_step(step, shape_.limits);
+  plan_attention(step, attention_.shape, pool_->threads(), attention_.plan);
+  if (static_cast<int64_t>(attention_.partials.size()) < attention_.plan.partial_floats) {
+    attention_.partials.resize(attention_.plan.partial_floats);
+  }
+  for (const Phase& phase : phases_) {
+    if (phase.wide) phase.wide->begin(step);
+  }
+  pool_->run([&](int thread, int threads) {
+    for (size_t i = 0; i < phases_.size(); i++) {
+      if (i > 0) pool_->barrier();
+      phases_[i].run(step, thread, threads);
+    }
+  });
+  rows_ = step.rows;
+}
+
+void Program::argmax(int32_t* out) {
+  const std::lock_guard lock(one_step_);
+  const int64_t size = vocab_size();
+  std::vector<int64_t> best(rows_ * pool_->threads());
+  pool_->run([&](int thread, int threads) {  // every thread searches its share of every row's vocabulary
+    const Range mine = split(size, thread, threads);
+    for (int64_t row = 0; row < rows_; row++) {
+      const float* logits = logits_.row(row) + mine.first;
+      best[row * threads + thread] = mine.first + kernels_.elementwise->argmax(logits, mine.last - mine.first);
+    }
+  });
+  for (int64_t row = 0; row < rows_; row++) {
+    const float* logits = logits_.row(row);
+    int64_t top = best[row * pool_->threads()];
+    for (int thread = 1; thread < pool_->threads(); thread++) {
+      const int64_t other = best[row * pool_->threads() + thread];
+      if (other < size && (logits[other] > logits[top] || (logits[top] != logits[top] && logits[other] == logits[other]))) {
+        top = other;
+      }
+    }
+    out[row] = static_cast<int32_t>(top);
+  }
+}
+
+void Program::copy_blocks(const std::vector<std::pair<int64_t, int64_t>>& pairs) {
+  const std::lock_guard lock(one_step_);
+  const int64_t blocks = shape_.limits.blocks;
+  for (const auto& [source, destination] : pairs) {
+    if (source < 0 || source >= blocks || destination < 0 || destination >= blocks) {
+      throw std::invalid_argument("copy of block " + std::to_string(source) + " to " + std::to_string(destination) +
+                                  ": there are " + std::to_string(blocks));
+    }
+  }
+  for (const auto& [source, destination] : pairs) {
+    if (source == destination) continue;
+    std::memcpy(cache_->at<uint16_t>(0) + destination * block_stride_, cache_->at<uint16_t>(0) + source * block_stride_,
+                block_stride_ * sizeof(uint16_t));
+  }
+}
+
+}  // namespace octavo

@@ -1,0 +1,96 @@
+// A model, ready to run: stages in phases, static buffers, the KV cache.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "octavo/kernels.h"
+#include "program/stages.h"
+
+namespace octavo {
+
+/// Built once from Python with the add_* methods, then run once per step. A step is one parallel region: phases with a
+/// barrier between them. Buffers are columns of one arena, at places that Python planned.
+class Program {
+ public:
+  struct Shape {
+    StepLimits limits;
+    AttentionShape attention;
+    int64_t layers;
+    int64_t arena_floats;
+  };
+  /// Floats from the start of the arena, and floats between rows.
+  using Place = std::pair<int64_t, int64_t>;
+
+  Program(const KernelTable& kernels, std::shared_ptr<ThreadPool> pool, const Shape& shape);
+
+  /// A linear or table made of packed parts, which the caller keeps alive; returns its number.
+  int64_t add_weights(std::vector<LinearPart> parts, const float* bias);
+
+  /// Starts a phase of row stages over the tokens or the logit rows of a step.
+  void begin_rows(bool per_token);
+  void add_embed(int64_t table, Place out);
+  void add_rms_norm(Place x, const float* weight, float eps, Place out, int64_t width);
+  void add_add(Place a, Place b, Place out, int64_t width);
+  void add_silu_mul(Place x, Place out, int64_t width);
+  void add_gather(Place x, Place out, int64_t width);
+  void add_rope_table(std::vector<float> inv_freq, float factor, Place out);
+  void add_rope(Place x, Place out, Place table, int64_t heads, int64_t head_dim, int64_t pairs);
+  void add_write_kv(int64_t layer, Place k, Place v);
+  void add_linear_prepare(int64_t linear, Place x, int64_t scratch, bool per_token);
+
+  /// Wide stages are phases of their own. `residual` may be null.
+  void add_linear(int64_t linear, Place x, Place out, const Place* residual, int64_t scratch, bool per_token);
+  void add_attention(int64_t layer, Place q, Place out, float scale);
+
+  void set_logits(Place logits) { logits_ = view(logits); }
+
+  /// Throws std::invalid_argument for a step beyond the limits; nothing is written then.
+  void run(const Step& step);
+
+  /// Logits of the last step: [rows(), vocab_size], contiguous.
+  const float* logits() const { return logits_.data; }
+  int64_t rows() const { return rows_; }
+  int64_t vocab_size() const { return shape_.limits.vocab_size; }
+
+  /// out[r] = lowest index of the greatest logit of row r of the last step.
+  void argmax(int32_t* out);
+
+  /// Copies whole blocks, all layers, in order. Throws std::invalid_argument.
+  void copy_blocks(const std::vector<std::pair<int64_t, int64_t>>& pairs);
+
+  size_t kv_bytes() const { return cache_->size(); }
+
+ private:
+  struct Phase {
+    bool per_token = true;
+    std::vector<std::unique_ptr<RowStage>> rows;
+    std::unique_ptr<WideStage> wide;
+    void run(const Step& step, int thread, int threads) const;
+  };
+
+  View view(Place place) const { return {arena_->at<float>(0) + place.first, place.second}; }
+  KvLayer kv_layer(int64_t layer) const;
+  void add_row_stage(std::unique_ptr<RowStage> stage);
+  void add_wide_stage(std::unique_ptr<WideStage> stage);
+  LinearCall linear_call(int64_t linear, Place x, int64_t scratch) const;
+
+  const KernelTable& kernels_;
+  std::shared_ptr<ThreadPool> pool_;
+  Shape shape_;
+  std::unique_ptr<Memory> arena_;
+  std::unique_ptr<Memory> cache_;  // [block][layer][keys, values], see kv_layer
+  int64_t block_stride_;           // numbers
+  std::deque<std::vector<LinearPart>> parts_;
+  std::deque<Linear> linears_;  // stages refer to them: a deque does not move its elements
+  std::vector<Phase> phases_;
+  AttentionShared attention_;
+  View logits_ = {nullptr, 0};
+  int64_t rows_ = 0;
+  std::mutex one_step_;
+};
+
+}  // namespace octavo

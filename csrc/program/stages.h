@@ -1,0 +1,190 @@
+// What a program is made of: row stages, which treat each row alone, and wide stages, in which every thread takes a
+// share of the whole.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "octavo/kernels.h"
+#include "program/attention_plan.h"
+#include "program/memory.h"
+#include "program/step.h"
+#include "program/thread_pool.h"
+
+namespace octavo {
+
+/// Columns of a buffer: rows `stride` floats apart.
+struct View {
+  float* data;
+  int64_t stride;
+  float* row(int64_t i) const { return data + i * stride; }
+};
+
+/// Makes rows first .. last - 1 of its outputs from the same rows of its inputs. Stages of one phase run after each
+/// other on small blocks of rows, so that rows stay in the cache.
+class RowStage {
+ public:
+  virtual ~RowStage() = default;
+  virtual void run(const Step& step, int64_t first, int64_t last) const = 0;
+};
+
+/// Runs on all threads, between barriers.
+class WideStage {
+ public:
+  virtual ~WideStage() = default;
+  /// Once per step, on one thread, before the threads start.
+  virtual void begin(const Step&) {}
+  virtual void run(const Step& step, int thread, int threads) = 0;
+};
+
+class EmbedStage final : public RowStage {
+ public:
+  EmbedStage(const LinearKernels& kernels, const Linear& table, View out) : kernels_(kernels), table_(table), out_(out) {}
+  void run(const Step& step, int64_t first, int64_t last) const override;
+
+ private:
+  const LinearKernels& kernels_;
+  const Linear& table_;
+  View out_;
+};
+
+class RmsNormStage final : public RowStage {
+ public:
+  RmsNormStage(const ElementwiseKernels& kernels, View x, const float* weight, float eps, View out, int64_t width)
+      : kernels_(kernels), x_(x), weight_(weight), eps_(eps), out_(out), width_(width) {}
+  void run(const Step& step, int64_t first, int64_t last) const override;
+
+ private:
+  const ElementwiseKernels& kernels_;
+  View x_;
+  const float* weight_;
+  float eps_;
+  View out_;
+  int64_t width_;
+};
+
+class AddStage final : public RowStage {
+ public:
+  AddStage(const ElementwiseKernels& kernels, View a, View b, View out, int64_t width)
+      : kernels_(kernels), a_(a), b_(b), out_(out), width_(width) {}
+  void run(const Step& step, int64_t first, int64_t last) const override;
+
+ private:
+  const ElementwiseKernels& kernels_;
+  View a_, b_, out_;
+  int64_t width_;
+};
+
+class SiluMulStage final : public RowStage {
+ public:
+  SiluMulStage(const ElementwiseKernels& kernels, View x, View out, int64_t width)
+      : kernels_(kernels), x_(x), out_(out), width_(width) {}
+  void run(const Step& step, int64_t first, int64_t last) const override;
+
+ private:
+  const ElementwiseKernels& kernels_;
+  View x_, out_;
+  int64_t width_;
+};
+
+/// Rows of x picked by the step's logit_rows.
+class GatherStage final : public RowStage {
+ public:
+  GatherStage(View x, View out, int64_t width) : x_(x), out_(out), width_(width) {}
+  void run(const Step& step, int64_t first, int64_t last) const override;
+
+ private:
+  View x_, out_;
+  int64_t width_;
+};
+
+/// Cosines and sines of a token's position, once per step for all layers: [T, pairs | pairs].
+class RopeTableStage final : public RowStage {
+ public:
+  RopeTableStage(std::vector<float> inv_freq, float factor, View out)
+      : inv_freq_(std::move(inv_freq)), factor_(factor), out_(out) {}
+  void run(const Step& step, int64_t first, int64_t last) const override;
+
+ private:
+  std::vector<float> inv_freq_;
+  float factor_;
+  View out_;
+};
+
+class RopeStage final : public RowStage {
+ public:
+  RopeStage(const ElementwiseKernels& kernels, View x, View out, View table, int64_t heads, int64_t head_dim,
+            int64_t pairs)
+      : kernels_(kernels), x_(x), out_(out), table_(table), heads_(heads), head_dim_(head_dim), pairs_(pairs) {}
+  void run(const Step& step, int64_t first, int64_t last) const override;
+
+ private:
+  const ElementwiseKernels& kernels_;
+  View x_, out_, table_;
+  int64_t heads_, head_dim_, pairs_;
+};
+
+/// K and V of the step's tokens into their slots.
+class WriteKvStage final : public RowStage {
+ public:
+  WriteKvStage(const AttentionKernels& kernels, KvLayer kv, View k, View v) : kernels_(kernels), kv_(kv), k_(k), v_(v) {}
+  void run(const Step& step, int64_t first, int64_t last) const override;
+
+ private:
+  const AttentionKernels& kernels_;
+  KvLayer kv_;
+  View k_, v_;
+};
+
+/// A linear's activations in the format its weights want.
+class LinearPrepareStage final : public RowStage {
+ public:
+  LinearPrepareStage(const LinearKernels& kernels, const LinearCall& call, bool per_token)
+      : kernels_(kernels), call_(call), per_token_(per_token) {}
+  void run(const Step& step, int64_t first, int64_t last) const override;
+
+ private:
+  const LinearKernels& kernels_;
+  LinearCall call_;
+  bool per_token_;
+};
+
+class LinearStage final : public WideStage {
+ public:
+  LinearStage(const LinearKernels& kernels, const LinearCall& call, bool per_token)
+      : kernels_(kernels), call_(call), per_token_(per_token) {}
+  void run(const Step& step, int thread, int threads) override;
+
+ private:
+  const LinearKernels& kernels_;
+  LinearCall call_;
+  bool per_token_;
+};
+
+/// What the attention stages of a program share: the plan of the step and memory.
+struct AttentionShared {
+  AttentionShape shape;
+  AttentionPlan plan;
+  std::vector<float> partials;
+  size_t scratch_bytes;            // per thread
+  std::unique_ptr<Memory> scratch;  // of all threads
+};
+
+class AttentionStage final : public WideStage {
+ public:
+  AttentionStage(const AttentionKernels& kernels, ThreadPool& pool, AttentionShared& shared, const AttentionCall& call)
+      : kernels_(kernels), pool_(pool), shared_(shared), call_(call) {}
+  void begin(const Step& step) override;
+  void run(const Step& step, int thread, int threads) override;
+
+ private:
+  const AttentionKernels& kernels_;
+  ThreadPool& pool_;
+  AttentionShared& shared_;
+  AttentionCall call_;
+  std::atomic<size_t> next_task_{0};
+};
+
+}  // namespace octavo
