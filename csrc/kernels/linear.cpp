@@ -101,6 +101,7 @@ void columns(const LinearCall& call, int thread, int threads) {
 
 }  // namespace
 
-const LinearKernels kLinearKernels = {packed_bytes, pack, scratch_bytes, prepare, columns, embed_rows};
+const LinearKernels kLinearKernels = {packed_bytes, pack, scratch_bytes, prepare, columns, embed_rows,
+                                       multiply_adds};
 
 }  // namespace octavo::OCTAVO_ISA

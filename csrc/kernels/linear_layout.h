@@ -36,7 +36,8 @@ static inline bool is_grouped(WeightFormat format) {
   return format == WeightFormat::i8_group || format == WeightFormat::i4_group;
 }
 
-static inline PanelShape panel_shape(WeightFormat format, int64_t k, int32_t group, bool has_minimum, bool half_scales) {
+static inline PanelShape panel_shape(WeightFormat format, int64_t k, int32_t group, bool has_minimum,
+                                     bool half_scales) {
   if (format == WeightFormat::f32) return {format, k, kPanelOutputs * 4, kPanelOutputs * 4, 1, false, false};
   if (format == WeightFormat::bf16) {
     return {format, ceil_div(k, 2), kPanelOutputs * 4, kPanelOutputs * 4, 1, false, false};

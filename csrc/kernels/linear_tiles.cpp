@@ -65,4 +65,6 @@ Tile find_tile(const PanelShape& shape, int64_t rows) {
   return kGroupTiles[shape.format == WeightFormat::i4_group][shape.subgroups - 1].rows[rows - 1];
 }
 
+int64_t multiply_adds(WeightFormat format, int64_t rounds) { return register_multiply_adds(format, rounds); }
+
 }  // namespace octavo::OCTAVO_ISA

@@ -22,4 +22,7 @@ int most_tile_rows(ActivationKind kind);
 /// The tile of exactly `rows` rows.
 Tile find_tile(const PanelShape& shape, int64_t rows);
 
+/// See LinearKernels.
+int64_t multiply_adds(WeightFormat format, int64_t rounds);
+
 }  // namespace octavo::OCTAVO_ISA

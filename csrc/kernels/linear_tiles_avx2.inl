@@ -156,5 +156,28 @@ void group_tile(const void* x, int64_t stride, const void* panel, const PanelSha
   }
 }
 
+// The empty assembly keeps the compiler from leaving out or merging what nobody reads.
+int64_t register_multiply_adds(WeightFormat format, int64_t rounds) {
+  __m256 sums[12] = {};
+  __m256i dots[12] = {};
+  const __m256i bytes = _mm256_set1_epi8(1);
+  const bool floats = activation_kind(format) != ActivationKind::i8;
+  for (int64_t i = 0; i < rounds; ++i) {
+#pragma GCC unroll 12
+    for (int j = 0; j < 12; ++j) {
+      if (floats) {
+        sums[j] = _mm256_fmadd_ps(sums[j], sums[j], sums[j]);
+        asm volatile("" : "+x"(sums[j]));
+      } else {
+        __m256i product = _mm256_maddubs_epi16(bytes, bytes);
+        asm volatile("" : "+x"(product));
+        dots[j] = _mm256_add_epi16(dots[j], product);
+        asm volatile("" : "+x"(dots[j]));
+      }
+    }
+  }
+  return rounds * 12 * (floats ? 8 : 32);
+}
+
 }  // namespace
 }  // namespace octavo::OCTAVO_ISA

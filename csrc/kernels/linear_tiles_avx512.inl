@@ -160,5 +160,33 @@ void group_tile(const void* x, int64_t stride, const void* panel, const PanelSha
   }
 }
 
+// The empty assembly keeps the compiler from leaving out or merging what nobody reads.
+template <class Vector, class Step>
+inline void repeat_on_registers(int64_t rounds, Vector acc[16], Step step) {
+  for (int64_t i = 0; i < rounds; ++i) {
+#pragma GCC unroll 16
+    for (int j = 0; j < 16; ++j) {
+      acc[j] = step(acc[j]);
+      asm volatile("" : "+v"(acc[j]));
+    }
+  }
+}
+
+int64_t register_multiply_adds(WeightFormat format, int64_t rounds) {
+  __m512 sums[16] = {};
+  __m512i dots[16] = {};
+  const __m512i bytes = _mm512_set1_epi8(1);
+  if (format == WeightFormat::f32) {
+    repeat_on_registers(rounds, sums, [](__m512 a) { return _mm512_fmadd_ps(a, a, a); });
+    return rounds * 16 * 16;
+  }
+  if (format == WeightFormat::bf16) {
+    repeat_on_registers(rounds, sums, [=](__m512 a) { return _mm512_dpbf16_ps(a, (__m512bh)bytes, (__m512bh)bytes); });
+    return rounds * 16 * 32;
+  }
+  repeat_on_registers(rounds, dots, [=](__m512i a) { return _mm512_dpbusd_epi32(a, bytes, bytes); });
+  return rounds * 16 * 64;
+}
+
 }  // namespace
 }  // namespace octavo::OCTAVO_ISA

@@ -93,5 +93,15 @@ void group_tile(const void* x, int64_t stride, const void* panel, const PanelSha
   }
 }
 
+// One loop for all formats: what the compiler makes of float multiplications and additions.
+int64_t register_multiply_adds(WeightFormat, int64_t rounds) {
+  float sums[kPanelOutputs] = {};
+  for (int64_t i = 0; i < rounds; ++i) {
+    for (int n = 0; n < kPanelOutputs; ++n) sums[n] = sums[n] * sums[n] + sums[n];
+    asm volatile("" : : "r"(sums) : "memory");
+  }
+  return rounds * kPanelOutputs;
+}
+
 }  // namespace
 }  // namespace octavo::OCTAVO_ISA
