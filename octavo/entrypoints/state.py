@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.entrypoints.openai.errors import NotReadyError, UnknownModelError
 from octavo.exceptions import EngineDeadError
-from octavo.formats.hf import read_json
 
 if TYPE_CHECKING:
     from octavo.engine.async_llm import AsyncLLM
-
-SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass
@@ -44,12 +40,3 @@ class ServerState:
         """Raises UnknownModelError unless ``name`` is absent or the served model's."""
         if name is not None and name != self.model_name:
             raise UnknownModelError(f"the model {name!r} does not exist; this server has {self.model_name!r}")
-
-
-def read_sampling_defaults(model_path: str) -> dict[str, float]:
-    """The sampling values of ``generation_config.json`` in a model folder; empty for a single file or without one."""
-    folder = Path(model_path)
-    if not (folder / "generation_config.json").is_file():
-        return {}
-    config = read_json(folder, "generation_config.json")
-    return {name: config[name] for name in SAMPLING_DEFAULTS if isinstance(config.get(name), int | float)}

@@ -9,10 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_engine import FakeEngine
 
 from octavo.entrypoints.openai.app import build_app
 from octavo.entrypoints.state import ServerState
+from tests.server.fake_engine import FakeEngine
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
 

@@ -1,0 +1,59 @@
+"""``octavo``: one file a sub-command. A command's module is imported only when that command is called."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+COMMANDS = {
+    "serve": "OpenAI-compatible server",
+    "chat": "talk with a model in the terminal",
+    "generate": "continue one prompt",
+    "pull": "fetch a model into the cache",
+    "plan": "weights and KV memory of a model, before loading it",
+    "verify": "prove on a model that batching, caching and chunking change no bit of an answer",
+}
+
+
+def build_parser(command: str | None = None) -> argparse.ArgumentParser:
+    """The parser with every command's name, and the flags of ``command`` alone."""
+    parser = argparse.ArgumentParser(prog="octavo", description="An LLM inference and serving engine.")
+    parser.add_argument("--version", action="store_true", help="print the version")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for name, text in COMMANDS.items():
+        sub = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        if name == command:
+            importlib.import_module(f"octavo.cli.{name}").add_arguments(sub)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; the exit status. Deliberate errors are one line on stderr, without a traceback."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    command = next((word for word in argv if not word.startswith("-")), None)
+    parser = build_parser(command)
+    namespace = parser.parse_args(argv)
+    if namespace.version:
+        import octavo
+
+        print(f"octavo {octavo.__version__}")
+        return 0
+    if namespace.command is None:
+        parser.print_help()
+        return 2
+    from octavo.exceptions import ConfigError, OctavoError
+
+    try:
+        status: int = importlib.import_module(f"octavo.cli.{namespace.command}").run(namespace)
+        return status
+    except OctavoError as error:
+        print(f"octavo {namespace.command}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,241 @@
+"""``octavo serve [MODEL]``: the server's life, from the socket to the last answer.
+
+bind the socket ── HTTP answers (/health: 503, with the phase)
+             └── fetch the model ── start the engine ── /health: 200
+SIGTERM ── no new connections ── running requests get --shutdown-timeout ── the rest is aborted ── exit
+a second signal ── exit at once
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from octavo.args.engine_args import (
+    add_engine_arguments,
+    add_server_arguments,
+    engine_config_from_namespace,
+    server_config_from_namespace,
+)
+from octavo.config import EngineConfig, ServerConfig
+from octavo.exceptions import ConfigError, OctavoError
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from octavo.entrypoints.state import ServerState
+
+GRACE = 5.0  # seconds beyond --shutdown-timeout in which aborted streams may say so
+KEEP_ALIVE = 60  # seconds that an idle connection stays open
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_engine_arguments(parser)
+    add_server_arguments(parser)
+
+
+def run(namespace: argparse.Namespace) -> int:
+    """Serve until told to stop; 0 after a requested stop, 1 when the engine could not start."""
+    started = time.monotonic()
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    engine_config, server_config = engine_config_from_namespace(namespace), server_config_from_namespace(namespace)
+    listener = bind(server_config)
+    return asyncio.run(Serving(engine_config, server_config, listener, started).run())
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """A listening socket; connections queue in it until the application is there. Raises ConfigError."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"cannot listen on {config.host} port {config.port}: {reason}") from error
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{host}:{port}"
+
+
+async def call_in_thread(function: Callable[[], Any]) -> Any:
+    """``function()`` in a daemon thread, so that a download does not hold up the exit (an executor's thread would)."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if not future.done():
+            future.set_exception(error) if error else future.set_result(result)
+
+    def work() -> None:
+        result, error = None, None
+        try:
+            result = function()
+        except Exception as caught:
+            error = caught
+        with contextlib.suppress(RuntimeError):  # the loop is gone: nobody waits any more
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=work, name="octavo-resolve", daemon=True).start()
+    return await future
+
+
+class Serving:
+    """One server process: HTTP and the engine side by side on one event loop."""
+
+    def __init__(self, engine: EngineConfig, server: ServerConfig, listener: socket.socket, started: float) -> None:
+        from octavo.entrypoints.state import ServerState
+
+        self.engine_config, self.server_config = engine, server
+        self.listener, self.started = listener, started
+        self.url = url_of(listener)
+        self.state: ServerState = ServerState(engine.model.served_model_name or engine.model.model)
+        self._http: uvicorn.Server = self._make_http()
+        self._starting: asyncio.Task[None] | None = None
+        self._draining: asyncio.Task[None] | None = None
+
+    def _make_http(self) -> uvicorn.Server:
+        import uvicorn
+
+        from octavo.entrypoints.openai.app import build_app
+
+        class Server(uvicorn.Server):
+            @contextlib.contextmanager
+            def capture_signals(self) -> Iterator[None]:
+                yield  # signals are Serving's
+
+        config = uvicorn.Config(
+            build_app(self.state, api_key=self.server_config.api_key),
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE,
+            timeout_graceful_shutdown=int(self.server_config.shutdown_timeout + GRACE),
+        )
+        return Server(config)
+
+    async def run(self) -> int:
+        """Serve until a signal or a failed start; the exit status."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        print(f"octavo listens on {self.url}, loading {self.state.model_name}", flush=True)
+        serving = asyncio.create_task(self._http.serve(sockets=[self.listener]))
+        self._starting = asyncio.create_task(self._start_engine())
+        await asyncio.wait({serving, self._starting}, return_when=asyncio.FIRST_COMPLETED)
+        failed = self._start_failure()
+        if failed is not None:
+            print(f"octavo serve: {failed}", file=sys.stderr, flush=True)
+            self._http.should_exit = True
+        await serving
+        self._starting.cancel()
+        if self._draining is not None:
+            self._draining.cancel()
+        await asyncio.gather(*(t for t in (self._starting, self._draining) if t), return_exceptions=True)
+        if self.state.engine is not None:
+            await self.state.engine.shutdown()
+        return 1 if failed is not None else 0
+
+    def _start_failure(self) -> str | None:
+        """Why the engine did not start, in a line; None if it did, is still starting, or was told to stop."""
+        assert self._starting is not None
+        if not self._starting.done() or self._starting.cancelled():
+            return None
+        error = self._starting.exception()
+        if error is None:
+            return None
+        if not isinstance(error, OctavoError):
+            logging.getLogger("octavo.server").error("the engine failed to start", exc_info=error)
+        self.state.failure = str(error) or repr(error)
+        return self.state.failure
+
+    def _on_signal(self) -> None:
+        """The first signal drains, the second one stops."""
+        if self._http.should_exit:
+            self._http.force_exit = True
+            return
+        self._http.should_exit = True
+        if self.state.engine is None:
+            assert self._starting is not None
+            self._starting.cancel()
+        else:
+            print("octavo finishes what runs; a second signal stops at once", flush=True)
+            timeout = self.server_config.shutdown_timeout
+            self._draining = asyncio.create_task(self.state.engine.shutdown(timeout))
+
+    async def _start_engine(self) -> None:
+        """Fetch, load, and open the doors. Raises ConfigError, ModelError or EngineDeadError."""
+        from octavo.args.resolve import resolve_engine_config
+        from octavo.engine.async_llm import AsyncLLM
+        from octavo.entrypoints.progress import download_bar
+        from octavo.entrypoints.sampling_defaults import read_sampling_defaults
+
+        def resolve() -> EngineConfig:
+            with download_bar() as bar:
+
+                def progress(name: str, done: int, total: int) -> None:
+                    self.state.phase, self.state.progress = f"fetch {name}", done / total if total else None
+                    bar(name, done, total)
+
+                return resolve_engine_config(self.engine_config, progress)
+
+        self.state.phase = "find the model"
+        config: EngineConfig = await call_in_thread(resolve)
+        defaults = read_sampling_defaults(config.model.model)
+        engine = await AsyncLLM.create(config, self._on_phase)
+        self.state.sampling_defaults = defaults
+        self.state.engine, self.state.phase = engine, "ready"
+        self._print_screen(config)
+
+    def _on_phase(self, name: str) -> None:
+        self.state.phase, self.state.progress = name, None
+
+    def _print_screen(self, config: EngineConfig) -> None:
+        for line in start_screen(config, self.state, self.url, time.monotonic() - self.started):
+            print(line)
+        sys.stdout.flush()
+
+
+def start_screen(config: EngineConfig, state: ServerState, url: str, seconds: float) -> list[str]:
+    """All there is to know about a ready server, in a screen."""
+    import octavo
+    from octavo.cli.plan import format_bytes
+
+    assert state.engine is not None
+    info, cache = state.engine.info, config.cache
+    blocks = info.num_blocks - 1  # block 0 is the null block
+    caching = "prefix caching" if cache.enable_prefix_caching else "no prefix caching"
+    rows = [("model", f"{state.model_name} ({config.model.model})")]
+    rows += [(name, fact) for name, fact in info.facts.items()]
+    rows += [
+        ("threads", str(config.backend.threads)),
+        ("context", f"{info.max_model_len} tokens, {config.scheduler.max_num_seqs} requests a step"),
+        (
+            "KV cache",
+            f"{blocks} blocks of {info.block_size} = {blocks * info.block_size} tokens, "
+            f"{format_bytes(info.kv_cache_bytes)}, {caching}",
+        ),
+        ("start-up", ", ".join(f"{name} {spent:.2f} s" for name, spent in info.phases) + f"; {seconds:.2f} s in all"),
+        ("address", f"{url}/v1"),
+    ]
+    width = max(len(name) for name, _ in rows)
+    return [f"octavo {octavo.__version__} is ready", *(f"  {name:{width}}  {text}" for name, text in rows)]

@@ -1,0 +1,89 @@
+"""One engine in this process for one person: text comes out as it is made, Ctrl-C stops the answer only."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import Any
+
+from octavo.args.engine_args import engine_config_from_namespace
+from octavo.args.resolve import resolve_engine_config
+from octavo.engine.llm_engine import LLMEngine
+from octavo.engine.outputs import RequestOutput
+from octavo.entrypoints.progress import download_bar
+from octavo.entrypoints.sampling_defaults import read_sampling_defaults
+from octavo.messages import RequestOutputKind, SamplingParams
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser, *, max_tokens: int | None) -> None:
+    """The flags that chat and generate share."""
+    group = parser.add_argument_group("sampling")
+    bound = "up to the context's end" if max_tokens is None else str(max_tokens)
+    group.add_argument(
+        "--max-tokens", type=int, default=max_tokens, help=f"longest answer, in tokens (default: {bound})"
+    )
+    group.add_argument("--temperature", type=float, help="0 is greedy (default: the model's own, else 0)")
+    group.add_argument("--top-p", type=float, help="nucleus (default: the model's own, else off)")
+    group.add_argument("--top-k", type=int, help="likeliest tokens only (default: the model's own, else off)")
+    group.add_argument("--stop", action="append", default=[], help="end the answer before this text (repeatable)")
+
+
+class Session:
+    """A loaded model, and the sampling that the flags and the model ask for. Raises ConfigError and ModelError."""
+
+    def __init__(self, namespace: argparse.Namespace) -> None:
+        config = engine_config_from_namespace(namespace)
+        with download_bar() as progress:
+            config = resolve_engine_config(config, progress)
+        self.model_name = config.model.served_model_name
+        chosen: dict[str, Any] = {"temperature": 0.0, **read_sampling_defaults(config.model.model)}
+        given = {name: getattr(namespace, name) for name in ("temperature", "top_p", "top_k")}
+        chosen.update({name: value for name, value in given.items() if value is not None})
+        self.params = SamplingParams(
+            **chosen, stop=namespace.stop, max_tokens=namespace.max_tokens, output_kind=RequestOutputKind.DELTA
+        )
+        self.engine = LLMEngine(config)
+
+    def stream(self, prompt: str | Sequence[int]) -> Iterator[RequestOutput]:
+        """The news of the answer to ``prompt``. Ctrl-C ends the stream between two steps. Raises ValidationError."""
+        self.engine.add_request(prompt, self.params)
+        with interrupt_event() as interrupted:
+            try:
+                while self.engine.has_unfinished() and not interrupted.is_set():
+                    yield from self.engine.step()
+            finally:
+                if self.engine.has_unfinished():
+                    self.engine.abort_all()
+                self.engine.settle()
+
+    def chat_prompt(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Token ids of a conversation that the assistant is to continue. Raises ValidationError without a template."""
+        text = self.engine.tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+        return self.engine.tokenizer.encode(text, add_special_tokens=False)
+
+    def close(self) -> None:
+        self.engine.shutdown()
+
+
+@contextlib.contextmanager
+def interrupt_event() -> Iterator[threading.Event]:
+    """Within, Ctrl-C sets the event instead of tearing a step; a second one is raised as usual."""
+    interrupted = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupted
+        return
+    previous = signal.getsignal(signal.SIGINT)
+
+    def note(number: int, frame: FrameType | None) -> None:
+        interrupted.set()
+        signal.signal(signal.SIGINT, previous)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield interrupted
+    finally:
+        signal.signal(signal.SIGINT, previous)

@@ -1,0 +1,24 @@
+"""``octavo verify MODEL``: the promise of equal bits, tried on the user's own model."""
+
+from __future__ import annotations
+
+import argparse
+
+from octavo.entrypoints.verify import verify_model
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", default="smollm2-135m", help="catalogue name, GGUF file, folder or hub id")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter requests")
+
+
+def run(namespace: argparse.Namespace) -> int:
+    """Print what was proved; 1 on a difference."""
+    results = verify_model(namespace.model, quick=namespace.quick, report=print)
+    failed = [result.name for result in results if not result.equal]
+    if failed:
+        print(f"NOT equal: {', '.join(failed)}")
+        return 1
+    tokens = sum(result.num_tokens for result in results)
+    print(f"proved: {tokens} tokens in {len(results)} settings, ids and logprobs equal bit for bit")
+    return 0

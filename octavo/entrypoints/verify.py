@@ -1,0 +1,190 @@
+"""Does a request get the same bits whatever else happens? Tried on a model by running the same requests many ways.
+
+The reference is every request alone, without prefix cache, its prompt in one piece. Compared are token ids,
+finish reasons and all returned logprobs, as bits: no tolerance. Knows nothing of the terminal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.args.engine_args import engine_config_from_kwargs
+from octavo.args.resolve import resolve_engine_config
+from octavo.engine.llm_engine import LLMEngine
+from octavo.engine.outputs import RequestOutput
+from octavo.entrypoints.progress import download_bar
+from octavo.messages import RequestOutputKind, SamplingParams
+from octavo.tokenizer.base import Tokenizer
+
+TEXT = (
+    "The river rose in the hills and ran for three days before it met the sea. Along its banks stood mills, each with "
+    "a wheel of a different size; the miller of the smallest one kept a book in which he wrote, every evening, how "
+    "much corn had been ground and who had brought it. On the 17th of March 1832 he noted: 'Two sacks, wet. Paid 4 pence.' "
+)
+LENGTHS = (5, 16, 17, 32, 33, 48, 7, 64, 90, 128, 150, 31, 200, 3, 72, 110)
+SHARED = 48  # tokens with which the longer prompts begin alike, so that the prefix cache has work
+
+
+@dataclass(frozen=True)
+class Case:
+    """One request."""
+
+    prompt: list[int]
+    params: SamplingParams
+
+
+@dataclass(frozen=True)
+class VerifyResult:
+    """One way of running the requests, against the reference. ``detail``: what happened, or the first difference."""
+
+    name: str
+    equal: bool
+    detail: str
+    num_requests: int
+    num_tokens: int
+
+
+def make_cases(tokenizer: Tokenizer, *, quick: bool) -> list[Case]:
+    """16 requests (quick: 6) of mixed lengths: greedy, seeded sampling, penalties; all with logprobs."""
+    ids = tokenizer.encode(TEXT * 8, add_special_tokens=False)
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 0.8, "seed": 7, "top_p": 0.9},
+        {"temperature": 1.0, "seed": 11, "top_k": 20, "repetition_penalty": 1.2, "presence_penalty": 0.5},
+    ]
+    lengths = LENGTHS[:16:3] if quick else LENGTHS
+    cases = []
+    for number, length in enumerate(lengths):
+        start = 0 if length < SHARED else SHARED + 5 * number
+        prompt = (ids[:SHARED] + ids[start:])[:length]
+        params = SamplingParams(
+            **kinds[number % 3],
+            max_tokens=8 if quick else 24,
+            ignore_eos=True,
+            logprobs=2,
+            prompt_logprobs=1 if number % 5 == 4 else None,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        cases.append(Case(prompt, params))
+    return cases
+
+
+@contextmanager
+def _engine(model: str, **settings: Any) -> Iterator[LLMEngine]:
+    base = {"model": model, "max_model_len": 512, "max_num_seqs": 16, "enable_prefix_caching": False}
+    engine = LLMEngine(resolve_engine_config(engine_config_from_kwargs(**base | settings), None))
+    try:
+        yield engine
+    finally:
+        engine.shutdown()
+
+
+def run_cases(engine: LLMEngine, cases: Sequence[Case]) -> list[RequestOutput]:
+    """All ``cases`` at once; their outputs in order."""
+    for number, case in enumerate(cases):
+        engine.add_request(case.prompt, case.params, request_id=str(number))
+    outputs = {}
+    while engine.has_unfinished():
+        outputs.update({output.request_id: output for output in engine.step()})
+    engine.settle()
+    return [outputs[str(number)] for number in range(len(cases))]
+
+
+def difference(expected: RequestOutput, got: RequestOutput) -> str | None:
+    """Where two outputs part, or None if they agree in every bit."""
+    one, other = expected.outputs[0], got.outputs[0]
+    if one.finish_reason == "error" or other.finish_reason == "error":
+        return f"failed: {other.stop_reason or one.stop_reason}"
+    for position, (left, right) in enumerate(zip(one.token_ids, other.token_ids)):
+        if left != right:
+            return f"token {position} is {right}, not {left}"
+    if len(one.token_ids) != len(other.token_ids) or one.finish_reason != other.finish_reason:
+        return f"ended after {len(other.token_ids)} tokens ({other.finish_reason}), not {len(one.token_ids)}"
+    pairs = [("output", one.logprobs, other.logprobs), ("prompt", expected.prompt_logprobs, got.prompt_logprobs)]
+    for kind, ours, theirs in pairs:
+        if len(ours or ()) != len(theirs or ()):
+            return f"{len(theirs or ())} {kind} logprobs, not {len(ours or ())}"
+        for position, (left_entry, right_entry) in enumerate(zip(ours or (), theirs or ())):
+            if left_entry != right_entry:
+                return f"{kind} logprobs at {position}: {right_entry} instead of {left_entry}"
+    return None
+
+
+def _compare(name: str, expected: list[RequestOutput], got: list[RequestOutput], note: str) -> VerifyResult:
+    tokens = sum(len(output.outputs[0].token_ids) for output in got)
+    for number, (left, right) in enumerate(zip(expected, got, strict=True)):
+        if found := difference(left, right):
+            return VerifyResult(name, False, f"request {number}: {found}", len(got), tokens)
+    return VerifyResult(name, True, note, len(got), tokens)
+
+
+def _blocks(engine: LLMEngine, cases: Sequence[Case]) -> list[int]:
+    """KV blocks that each case needs at its longest."""
+    size = engine.info.block_size
+    return [-(-(len(case.prompt) + (case.params.max_tokens or 0)) // size) for case in cases]
+
+
+def verify_model(model: str, *, quick: bool = False, report: Callable[[str], None]) -> list[VerifyResult]:
+    """Run the same requests alone, together, in chunks, cached, preempted and on other threads; compare all bits.
+
+    ``report`` gets a line as each way is done. Raises ModelError if the model cannot be loaded.
+    """
+    results: list[VerifyResult] = []
+
+    def settle(result: VerifyResult) -> None:
+        results.append(result)
+        report(f"{'equal' if result.equal else 'DIFFERENT':10s}{result.name}: {result.detail}")
+
+    with download_bar() as progress:
+        model = resolve_engine_config(engine_config_from_kwargs(model=model), progress).model.model
+    with _engine(model) as engine:
+        cases = make_cases(engine.tokenizer, quick=quick)
+        expected = [run_cases(engine, [case])[0] for case in cases]
+        report(f"reference: {len(cases)} requests alone, {sum(len(o.outputs[0].token_ids) for o in expected)} tokens")
+        settle(
+            _compare("alone again", expected, [run_cases(engine, [case])[0] for case in cases], "no batch, no cache")
+        )
+        settle(
+            _compare(f"batch of {len(cases)}", expected, run_cases(engine, cases), "prompts up to 2048 tokens a step")
+        )
+        needs = _blocks(engine, cases)
+        block_bytes = engine.info.kv_cache_bytes // engine.info.num_blocks
+    for chunk in (7, 64):
+        with _engine(model, long_prefill_token_threshold=chunk) as engine:
+            settle(_compare(f"chunks of {chunk}", expected, run_cases(engine, cases), "in the batch"))
+    with _engine(model, max_num_batched_tokens=16) as engine:
+        settle(_compare("16 tokens a step", expected, run_cases(engine, cases), "prompts and answers share them"))
+    for result in _cache_results(model, cases, expected):
+        settle(result)
+    settle(_preemption_result(model, cases, expected, needs, block_bytes))
+    for threads in (1, 2):
+        with _engine(model, threads=threads) as engine:
+            settle(_compare(f"threads: {threads}", expected, run_cases(engine, cases), "in the batch"))
+    return results
+
+
+def _cache_results(model: str, cases: list[Case], expected: list[RequestOutput]) -> Iterator[VerifyResult]:
+    with _engine(model, enable_prefix_caching=True) as engine:
+        for name in ("prefix cache, cold", "prefix cache, warm"):
+            got = run_cases(engine, cases)
+            cached = sum(output.num_cached_tokens for output in got)
+            yield _compare(name, expected, got, f"{cached} prompt tokens came from the cache")
+    if cached == 0:
+        yield VerifyResult("prefix cache was used", False, "no prompt token ever came from the cache", len(cases), 0)
+
+
+def _preemption_result(
+    model: str, cases: list[Case], expected: list[RequestOutput], needs: list[int], block_bytes: int
+) -> VerifyResult:
+    """A pool in which the longest request fits, and about a third of all: the others push each other out."""
+    blocks = max(max(needs) + 1, sum(needs) // 3) + 1  # and the null block
+    with _engine(model, kv_cache_memory=blocks * block_bytes, enable_prefix_caching=True) as engine:
+        got = run_cases(engine, cases)
+    preemptions = sum(output.metrics.num_preemptions for output in got if output.metrics is not None)
+    result = _compare("preemption", expected, got, f"{preemptions} times, in {blocks - 1} blocks")
+    if result.equal and preemptions == 0:
+        return VerifyResult("preemption", False, "none happened, so nothing is proved", len(got), result.num_tokens)
+    return result
