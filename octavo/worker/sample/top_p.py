@@ -6,26 +6,35 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.backends.base import FloatArray
-from octavo.worker.sample.order import descending
 
-# Relative to the greatest weight. Everything above a threshold is a head of the sorted list; the first head that
-# holds the mass is sorted, instead of the whole vocabulary.
-THRESHOLDS = (2.0**-6, 2.0**-10, 2.0**-14, 0.0)
+# Relative to the greatest weight. The entries above it are a head of the ranking, and in most steps that head holds the
+# mass: then it is sorted instead of the whole vocabulary.
+HEAD = np.float32(2.0**-12)
 
 
 def top_p(weights: FloatArray, mass: float) -> npt.NDArray[np.int64]:
-    """Indices of the nucleus of ``weights`` (float32, greatest = 1, any sum), most probable first.
+    """Indices, ascending, of the nucleus of ``weights`` (float32, greatest = 1, any sum).
 
     The smallest head of the descending order (ties: lowest index first) with at least ``mass`` of the total; never
     empty.
     """
     wanted = mass * float(weights.sum(dtype=np.float64))
-    for threshold in THRESHOLDS:
-        head = np.flatnonzero(weights >= np.float32(threshold))
-        values = weights[head]
-        if threshold == 0.0 or float(values.sum(dtype=np.float64)) >= wanted:
-            break
-    order = descending(values)
-    total = np.cumsum(values[order], dtype=np.float64)
-    # Rounding may leave the last sum a little below ``wanted``: then the slice keeps everything.
-    return head[order[: int(np.searchsorted(total, wanted)) + 1]]
+    head = np.flatnonzero(weights >= HEAD)
+    values = weights[head]
+    if float(values.sum(dtype=np.float64)) >= wanted:
+        return head[_nucleus(values, wanted)]
+    return np.flatnonzero(_nucleus(weights, wanted))
+
+
+def _nucleus(values: FloatArray, wanted: float) -> npt.NDArray[np.bool_]:
+    """Which of ``values`` are in the smallest head with sum ``wanted``; all of them if rounding leaves less.
+
+    Only values are sorted: the set is what lies above the last one that is needed, and as many of its equals.
+    """
+    falling = np.sort(values)[::-1]
+    sums = np.cumsum(falling, dtype=np.float64)
+    count = min(int(np.searchsorted(sums, wanted)) + 1, sums.size)
+    kept = values > falling[count - 1]
+    equals = np.flatnonzero(values == falling[count - 1])
+    kept[equals[: count - np.count_nonzero(kept)]] = True
+    return kept
