@@ -1,0 +1,166 @@
+"""CpuBackend: picks the kernels of this machine, packs weights, builds the native program.
+
+Knows nothing of schedulers or models; a step is one call into C++ with the GIL released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.backends.base import FloatArray, Limits, StepInputs
+from octavo.backends.cpu import _kernels
+from octavo.backends.cpu.buffers import View
+from octavo.backends.cpu.lowering import LoweredProgram, lower
+from octavo.backends.cpu.weights import PackedWeights
+from octavo.config import BackendConfig
+from octavo.exceptions import KernelError
+from octavo.platforms.cpu import physical_cores
+from octavo.program import Program
+from octavo.quantization.base import Weights
+
+_MATRICES = ("table", "weight")  # parameter names that ops give to matrices
+
+
+class CpuBackend:
+    """C++ kernels, KV cache in bfloat16. Results do not depend on ``threads``.
+
+    ``isa`` ("avx512", "avx2", "portable") overrides the choice by CPU; KernelError where it cannot run.
+    """
+
+    name = "cpu"
+
+    def __init__(self, config: BackendConfig, *, isa: str = "") -> None:
+        try:
+            self._kernels = _kernels.Kernels(isa)
+        except ValueError as error:
+            raise KernelError(str(error)) from None
+        self._pool = _kernels.ThreadPool(config.threads or physical_cores())
+
+    def describe(self) -> str:
+        threads = self._pool.threads
+        return f"{self._kernels.isa} ({self._kernels.features}), {threads} thread{'s' if threads > 1 else ''}"
+
+    def kv_element_size(self) -> int:
+        return 2
+
+    def prepare(self, program: Program, weights: Weights, limits: Limits) -> CpuRunnable:
+        """Pack, plan, build. Raises KernelError naming an op, weight or size that has no kernel."""
+        if program.head_dim % 2:
+            raise KernelError(f"head_dim {program.head_dim} is odd; attention works on pairs")
+        _check_shapes(program, weights)
+        matrices = {op.weights[p] for op in program.ops for p in _MATRICES if p in op.weights and op.kind != "rms_norm"}
+        used = {name: weights[name] for name in program.weights}
+        packed = PackedWeights(self._kernels, self._pool, used, matrices)
+
+        def scratch_bytes(name: str, rows: int) -> int:
+            return self._kernels.scratch_bytes(packed.parts(name), rows)
+
+        lowered = lower(program, limits, scratch_bytes)
+        native = self._new_program(program, limits, lowered.arena_floats)
+        _build(native, lowered, packed)
+        return CpuRunnable(native, packed, limits)
+
+    def _new_program(self, program: Program, limits: Limits, arena_floats: int) -> _kernels.Program:
+        return _kernels.Program(
+            self._kernels,
+            self._pool,
+            tokens=limits.max_tokens,
+            rows=limits.max_rows,
+            sequences=limits.max_seqs,
+            blocks_per_seq=limits.max_blocks_per_seq,
+            blocks=limits.num_blocks,
+            block_size=limits.block_size,
+            vocab_size=program.vocab_size,
+            max_position=program.max_position,
+            heads=program.num_heads,
+            kv_heads=program.num_kv_heads,
+            head_dim=program.head_dim,
+            layers=program.num_layers,
+            arena_floats=arena_floats,
+        )
+
+
+class CpuRunnable:
+    """A prepared model: native program, packed weights, KV cache."""
+
+    def __init__(self, native: _kernels.Program, packed: PackedWeights, limits: Limits) -> None:
+        self._native, self._packed, self.limits = native, packed, limits
+
+    @property
+    def weight_bytes(self) -> int:
+        return self._packed.num_bytes
+
+    def run(self, inputs: StepInputs) -> FloatArray:
+        """See ``Runnable.run``: the logits are a view that the next call overwrites.
+
+        Raises KernelError, before anything is written, when sizes exceed the Limits or an index points outside.
+        """
+        try:
+            self._native.run(
+                inputs.token_ids,
+                inputs.positions,
+                inputs.slot_mapping,
+                inputs.query_start_loc,
+                inputs.seq_lens,
+                inputs.block_tables,
+                inputs.logit_rows,
+            )
+        except (ValueError, TypeError, BufferError) as error:
+            raise KernelError(str(error)) from None
+        logits: FloatArray = self._native.logits()
+        return logits
+
+    def argmax(self) -> npt.NDArray[np.int32]:
+        """Per row of the last step's logits, the lowest index of the greatest value."""
+        return np.array(self._native.argmax(), dtype=np.int32)
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """See ``Runnable.copy_blocks``. Raises KernelError, and copies nothing, for a block that does not exist."""
+        try:
+            self._native.copy_blocks(list(pairs))
+        except ValueError as error:
+            raise KernelError(str(error)) from None
+
+
+def _check_shapes(program: Program, weights: Weights) -> None:
+    for name, spec in program.weights.items():
+        if name not in weights:
+            raise KernelError(f"weight {name} is missing")
+        shapes = [part.shape for part in weights[name]]
+        shape = (sum(s[0] for s in shapes), *shapes[0][1:])
+        if shape != spec.shape or any(s[1:] != shape[1:] for s in shapes):
+            raise KernelError(f"weight {name} is {shape}, the program wants {spec.shape}")
+
+
+def _build(native: _kernels.Program, lowered: LoweredProgram, packed: PackedWeights) -> None:
+    """Emit the stages, with places for views and numbers or addresses for weights."""
+    linears: dict[tuple[str, str | None], int] = {}
+
+    def linear(name: str, bias: str | None = None) -> int:
+        if (name, bias) not in linears:
+            address = packed.vectors[bias].ctypes.data if bias else 0
+            linears[name, bias] = native.add_weights(packed.parts(name), address)
+        return linears[name, bias]
+
+    def resolve(key: str, value: Any) -> Any:
+        if key == "scratch":
+            return value.place[0]
+        if key == "linear":
+            return linear(*value)
+        if key == "table" and isinstance(value, str):
+            return linear(value)
+        if key == "weight":
+            return packed.vectors[value].ctypes.data
+        return value.place if isinstance(value, View) else value
+
+    for phase in lowered.phases:
+        if phase.rows is not None:
+            native.begin_rows(phase.rows == "T")
+        for stage in phase.stages:
+            args = {key: resolve(key, value) for key, value in stage.args.items()}
+            getattr(native, f"add_{stage.kind}")(**args)
+    native.set_logits(lowered.logits.place)
