@@ -13,7 +13,7 @@ import contextlib
 import itertools
 import logging
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 from octavo.config import EngineConfig
 from octavo.engine.core_client import AsyncCoreClient
@@ -91,7 +91,7 @@ class AsyncLLM:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Check the request now, and return its stream; it is submitted when iteration begins.
 
         Raises ValidationError and EngineDeadError at the call. The iterator raises RequestError if a sequence fails
@@ -106,7 +106,7 @@ class AsyncLLM:
 
     async def _stream(
         self, request_id: str, prompt: str | None, request: EngineCoreRequest
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         self._check_alive()
         collector = OutputCollector(request.sampling_params.output_kind)
         parent = ParentRequest(request_id, prompt, request, collector.put)
@@ -141,6 +141,11 @@ class AsyncLLM:
     @property
     def num_active(self) -> int:
         return len(self._collectors)
+
+    @property
+    def core_pid(self) -> int:
+        """Process id of the engine core."""
+        return self._client.pid
 
     # ---- from the core
 

@@ -78,6 +78,10 @@ class LLMEngine:
         while self._client.has_work():
             self._client.step()
 
+    def check_invariants(self) -> None:
+        """Prove that no KV block is lost or shared wrongly. Raises InvariantError."""
+        self._client.check_invariants()
+
     def shutdown(self) -> None:
         """Release the model; idempotent."""
         self._client.shutdown()
