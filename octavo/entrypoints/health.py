@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
+import octavo
 from octavo.entrypoints.openai.routing import server_state
 from octavo.exceptions import EngineDeadError
 
 router = APIRouter()
-
-
-def octavo_version() -> str:
-    """The installed version, or "unknown" when run from a folder that was never installed."""
-    try:
-        return version("octavo")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 @router.get("/health", response_class=Response)
@@ -51,4 +43,4 @@ async def ping_post(request: Request) -> Response:
 @router.get("/version")
 async def get_version() -> dict[str, str]:
     """The version of octavo."""
-    return {"version": octavo_version()}
+    return {"version": octavo.__version__}

@@ -22,7 +22,7 @@ from octavo.tokenizer.base import Tokenizer
 TEXT = (
     "The river rose in the hills and ran for three days before it met the sea. Along its banks stood mills, each with "
     "a wheel of a different size; the miller of the smallest one kept a book in which he wrote, every evening, how "
-    "much corn had been ground and who had brought it. On the 17th of March 1832 he noted: 'Two sacks, wet. Paid 4 pence.' "
+    "much corn had been ground and who had brought it. On the 17th of March 1832 he noted: 'Two sacks, wet. 4 pence.' "
 )
 LENGTHS = (5, 16, 17, 32, 33, 48, 7, 64, 90, 128, 150, 31, 200, 3, 72, 110)
 SHARED = 48  # tokens with which the longer prompts begin alike, so that the prefix cache has work

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import FastAPI
 
+import octavo
 from octavo.entrypoints import health, metrics_endpoint
 from octavo.entrypoints.openai import chat, completions, models, tokenize
 from octavo.entrypoints.openai.errors import install_error_handlers
@@ -15,7 +16,7 @@ ROUTERS = (chat.router, completions.router, models.router, tokenize.router, heal
 
 def build_app(state: ServerState, *, api_key: str | None = None, max_body_bytes: int = MAX_BODY_BYTES) -> FastAPI:
     """The application over ``state``, which may become ready later. No CORS headers are sent."""
-    app = FastAPI(title="octavo", version=health.octavo_version())
+    app = FastAPI(title="octavo", version=octavo.__version__)
     app.state.server = state
     for router in ROUTERS:
         app.include_router(router)

@@ -109,7 +109,7 @@ async def _complete(generation: Generation, body: ChatRequest) -> ChatCompletion
             for choice in output.outputs:
                 choices[choice.index] = ChatChoice(
                     index=choice.index,
-                    message=AssistantMessage(choice.text),
+                    message=AssistantMessage(content=choice.text),
                     logprobs=_logprobs(generation, body, choice),
                     finish_reason=choice.finish_reason,
                     stop_reason=choice.stop_reason,

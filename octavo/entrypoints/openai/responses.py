@@ -43,9 +43,9 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
     text_offset: list[int]
 
 
-class AssistantMessage(msgspec.Struct, frozen=True):
-    content: str
+class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True):
     role: str = "assistant"
+    content: str
     refusal: str | None = None
 
 
