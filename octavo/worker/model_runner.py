@@ -34,7 +34,11 @@ class ModelRunner:
         self._failed: dict[str, str] = {}
 
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
-        """Run one step. A request that fails alone gets an entry in ``errors``; an exception means the step failed."""
+        """Run one step. A request that fails alone gets an entry in ``errors``.
+
+        An exception means that the kernels failed, and with them every request of the plan; once those are named in
+        ``finished_request_ids``, the runner goes on as before.
+        """
         output = ModelRunnerOutput(step_id=plan.step_id)
         ids, chunks = self._apply(plan)
         if plan.block_copies:

@@ -100,7 +100,10 @@ class Worker:
         self._loaded = None
 
     def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput:
-        """Run one step. An exception means that the whole step failed and that later plans cannot be run."""
+        """Run one step. An exception means that every request of the plan failed; the worker can go on.
+
+        The scheduler then names those requests in ``finished_request_ids`` of a later plan.
+        """
         if self._runner is None:
             raise RuntimeError("initialize_kv_cache comes first")
         return self._runner.execute(plan)

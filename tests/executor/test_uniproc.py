@@ -88,7 +88,16 @@ def test_a_step_that_fails_ends_its_future_and_not_the_thread(executor):
     )
     with pytest.raises(Exception, match="66 tokens"):
         executor.execute_model(too_many).result(timeout=60)
-    assert executor.execute_model(SchedulerOutput(step_id=1, num_scheduled_tokens={})).result(timeout=60).step_id == 1
+    new = [new_request(f"n{i}", [1, 2], SamplingParams(temperature=0.0), block_ids=[1 + i]) for i in range(4)]
+    after = SchedulerOutput(
+        step_id=1,
+        num_scheduled_tokens={n.request_id: 2 for n in new},
+        new_requests=new,
+        finished_request_ids=["r0", "r1"],
+    )
+    result = executor.execute_model(after).result(timeout=60)
+    assert result.errors == {}
+    assert len(result.sampled_token_ids) == 4
 
 
 def test_shutdown_finishes_what_was_submitted_and_is_idempotent(checkpoint):
