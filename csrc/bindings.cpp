@@ -10,6 +10,7 @@
 
 #include <stdexcept>
 
+#include "bindings_linear.h"
 #include "isa/select.h"
 #include "program/memory.h"
 #include "program/program.h"
@@ -193,4 +194,5 @@ NB_MODULE(_kernels, m) {
   m.doc() = "Kernels, thread pool and programs of the CPU backend.";
   octavo::bind_weights(m);
   octavo::bind_program(m);
+  octavo::bind_linear(m);
 }
