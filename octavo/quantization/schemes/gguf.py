@@ -38,6 +38,7 @@ _BLOCKS: dict[str, tuple[int, np.dtype[Any]]] = {
     "Q5_K": (256, _record(*_HEAD_K, ("qh", "u1", 32), ("qs", "u1", 128))),
     "Q6_K": (256, _record(("ql", "u1", 128), ("qh", "u1", 64), ("scales", "i1", 16), ("d", "<f2", 1))),
 }
+_PIECE = 2048  # blocks converted at a time
 _FLOATS: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 
 
@@ -57,7 +58,7 @@ def from_blocks(raw: U8, type: str, shape: tuple[int, ...], dtype: unquantized.D
     rows, k = shape
     if k % block or raw.size != rows * k // block * record.itemsize:
         raise FormatError("tensor", f"{raw.size} bytes are not a {type} matrix of {rows} x {k}")
-    data, scale, minimum = _CONVERT[type](raw.reshape(-1).view(record))
+    data, scale, minimum = _in_pieces(_CONVERT[type], raw.reshape(-1).view(record))
     packed = data.dtype == np.uint8
     return Weight(
         format="int4_group" if packed else "int8_group",
@@ -75,6 +76,13 @@ def bytes_per_element(type: str, dtype: unquantized.Dtype) -> float:
     if type in _FLOATS:
         return unquantized.bytes_per_element(type, dtype)
     return _BYTES_PER_ELEMENT[type]
+
+
+def _in_pieces(convert: Callable[[Bytes], Parts], blocks: Bytes) -> Parts:
+    """``convert(blocks)``, a piece at a time, so that its temporaries stay in the cache."""
+    pieces = [convert(blocks[start : start + _PIECE]) for start in range(0, len(blocks), _PIECE)]
+    data, scale, minimum = ([part.reshape(-1) for part in parts if part is not None] for parts in zip(*pieces))
+    return np.concatenate(data), np.concatenate(scale), np.concatenate(minimum) if minimum else None
 
 
 def _pairs(halves: Bytes) -> U8:
