@@ -10,6 +10,7 @@ import contextlib
 import logging
 import signal
 import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import Any
@@ -42,7 +43,9 @@ class LLM:
         config = engine_config_from_kwargs(**kwargs)
         with _download_bar() as progress:
             config = resolve_engine_config(config, progress)
-        self._engine: LLMEngine | None = LLMEngine(config)
+        engine = LLMEngine(config)
+        self._engine: LLMEngine | None = engine
+        self._release = weakref.finalize(self, engine.shutdown)  # also at the interpreter's exit
 
     def generate(
         self,
@@ -97,9 +100,8 @@ class LLM:
 
     def shutdown(self) -> None:
         """Release the model and its memory. Idempotent."""
-        if self._engine is not None:
-            self._engine.shutdown()
-            self._engine = None
+        self._release()
+        self._engine = None
 
     def __enter__(self) -> LLM:
         return self
