@@ -1,0 +1,101 @@
+"""The other commands, run as a person runs them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from octavo.args.engine_args import engine_config_from_kwargs
+from octavo.cli.main import COMMANDS, main
+from octavo.cli.plan import format_bytes, make_plan
+
+ROOT = Path(__file__).parents[2]
+
+
+def octavo(*argv: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "octavo.cli.main", *argv]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, input=stdin)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    assert f"octavo {command}" in capsys.readouterr().out
+
+
+def test_version_and_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("octavo ")
+    assert main([]) == 2
+
+
+def test_generate_continues_the_prompt(smollm2_path: str) -> None:
+    done = octavo("generate", "The capital of France is", "--model", smollm2_path, "--max-tokens", "4")
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in done.stdout
+    piped = octavo(
+        *("generate", "-", "--chat", "--model", smollm2_path, "--max-tokens", "20"),
+        stdin="What is the capital of France?",
+    )
+    assert "Paris" in piped.stdout
+
+
+def test_generate_refuses_in_a_line(smollm2_path: str) -> None:
+    done = octavo("generate", "x", "--model", smollm2_path, "--temperature", "9")
+    assert done.returncode == 1
+    assert "temperature" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_chat_answers_line_by_line_and_remembers(smollm2_path: str) -> None:
+    lines = "What is the capital of France?\n/clear\n/help\n\nSay hello.\n/exit\nnever read\n"
+    done = octavo("chat", smollm2_path, "--max-tokens", "12", "--system", "You are brief.", stdin=lines)
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in done.stdout
+    assert "/exit leaves" in done.stdout
+    assert len(done.stdout.splitlines()) >= 3
+
+
+def test_chat_says_that_a_line_is_too_long_and_goes_on(smollm2_path: str) -> None:
+    lines = "word " * 200 + "\nWhat is the capital of France?\n"
+    done = octavo("chat", smollm2_path, "--max-model-len", "128", "--max-tokens", "12", stdin=lines)
+    assert done.returncode == 0, done.stderr
+    assert "128" in done.stdout
+    assert "Paris" in done.stdout
+
+
+def test_pull_prints_the_path_and_fails_in_a_line(smollm2_path: str) -> None:
+    assert octavo("pull", "smollm2-135m").stdout.strip() == smollm2_path
+    missing = octavo("pull", "/nowhere/at/all.gguf")
+    assert missing.returncode == 1
+    assert "all.gguf" in missing.stderr
+
+
+def test_plan_counts_bytes_and_blocks(smollm2_path: str) -> None:
+    config = engine_config_from_kwargs(model=smollm2_path, kv_cache_memory="100MiB", backend="cpu")
+    plan = make_plan(config, free_memory=8 << 30)
+    assert plan.spec.bytes_per_token == 2 * plan.spec.element_size * 30 * 3 * 64
+    assert plan.num_blocks == (100 << 20) // (16 * plan.spec.bytes_per_token) - 1
+    assert plan.requests_of(1024) == plan.num_blocks // 64
+    assert plan.requests_of(1025) == plan.num_blocks // 65
+    done = octavo("plan", smollm2_path, "--kv-cache-memory", "100MiB")
+    assert done.returncode == 0, done.stderr
+    for fact in (
+        f"{plan.spec.bytes_per_token} bytes a token",
+        f"{plan.num_blocks} blocks",
+        "8k",
+        "beyond the context of 8192",
+    ):
+        assert fact in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(5, "5 B"), (1536, "1.5 KiB"), (200 << 20, "200 MiB"), (3 << 39, "1536 GiB")]
+)
+def test_bytes_in_words(count: int, text: str) -> None:
+    assert format_bytes(count) == text

@@ -1,0 +1,127 @@
+"""The server's life: start-up, failed starts, draining, a dead engine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.server.running_server import RunningServer, running_server
+
+ROOT = Path(__file__).parents[2]
+FLAGS = ("--served-model-name", "m", "--max-model-len", "512", "--kv-cache-memory", "64MiB")
+
+
+def serve(*argv: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "octavo.cli.main", "serve", *argv]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture
+def server(smollm2_path: str) -> Iterator[RunningServer]:
+    with running_server(smollm2_path, *FLAGS) as server:
+        server.wait_until_ready()
+        yield server
+
+
+def test_the_port_answers_before_the_model_is_there_and_the_screen_tells_all(smollm2_path: str) -> None:
+    with running_server(smollm2_path, *FLAGS) as server:
+        early = httpx.get(f"{server.url}/health", timeout=60)
+        assert early.status_code == 503
+        assert early.json()["status"] == "loading"
+        assert early.json()["phase"]
+        server.wait_until_ready()
+        server.wait_for_line(r"(address .*)")
+        for fact in ("kernels", "weights", "KV cache", "blocks of 16", "start-up", f"{server.url}/v1"):
+            assert fact in server.output
+        assert server.stop() == 0
+
+
+def test_a_missing_model_is_one_line_and_status_1(tmp_path: Path) -> None:
+    done = serve(f"{tmp_path}/none.gguf", "--port", "0")
+    assert done.returncode == 1
+    assert "none.gguf" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_broken_model_is_one_line_and_status_1(tmp_path: Path) -> None:
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF" + bytes(100))
+    done = serve(f"{tmp_path}/broken.gguf", "--port", "0")
+    assert done.returncode == 1
+    assert "octavo serve: " in done.stderr
+    assert "broken.gguf" in done.stderr
+
+
+def test_a_port_in_use_and_a_wrong_flag_are_status_2() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = serve("--port", str(port))
+    assert done.returncode == 2
+    assert f"port {port}" in done.stderr
+    assert serve("--block-size", "17").returncode == 2
+    assert serve("--no-such-flag").returncode == 2
+
+
+def test_sigterm_lets_running_requests_finish(server: RunningServer) -> None:
+    answers: list[httpx.Response] = []
+
+    def ask() -> None:
+        fields = {"prompt": "Once", "max_tokens": 300, "ignore_eos": True, "temperature": 0}
+        answers.append(httpx.post(f"{server.url}/v1/completions", json=fields, timeout=120))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    server.wait_until(lambda: server.metric("vllm:num_requests_running") > 0)
+    assert server.stop() == 0
+    thread.join()
+    assert answers[0].json()["usage"]["completion_tokens"] == 300
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{server.url}/health")
+
+
+def test_a_second_signal_stops_at_once(server: RunningServer) -> None:
+    fields = {"prompt": "Once", "max_tokens": 480, "n": 16, "ignore_eos": True, "stream": True}
+    received = 0
+    with (
+        contextlib.suppress(httpx.RemoteProtocolError),
+        httpx.stream("POST", f"{server.url}/v1/completions", json=fields, timeout=120) as response,
+    ):
+        for received, _ in enumerate(response.iter_lines()):
+            if received == 1:
+                server.process.send_signal(signal.SIGTERM)
+                server.wait_for_line("(a second signal stops at once)")
+                server.process.send_signal(signal.SIGINT)
+    assert server.process.wait(60) == 0
+    assert received < 480 * 16
+
+
+def test_the_death_of_the_engine_core_is_told(server: RunningServer) -> None:
+    core = int(Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()[0])
+    fields = {"prompt": "Once", "max_tokens": 480, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=fields, timeout=60) as response:
+        lines = response.iter_lines()
+        next(lines)
+        os.kill(core, signal.SIGKILL)
+        told = [line for line in lines if line.startswith("data: {") and '"error"' in line]
+    assert len(told) == 1
+    assert '"code":503' in told[0]
+    assert httpx.get(f"{server.url}/health").status_code == 503
+    refused = httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"})
+    assert refused.status_code == 503
+    assert "engine core" in refused.json()["error"]["message"]
+
+
+def test_the_api_key_from_the_environment(smollm2_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_API_KEY", "k")
+    with running_server(smollm2_path, *FLAGS) as server:
+        assert httpx.get(f"{server.url}/v1/models").status_code == 401
+        assert httpx.get(f"{server.url}/v1/models", headers={"Authorization": "Bearer k"}).status_code == 200
