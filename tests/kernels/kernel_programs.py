@@ -1,0 +1,157 @@
+"""Programs of a single op for kernel tests, and steps to run them.
+
+A token id picks a row of a random float32 table: that is how an op gets its input. The op's result is the logits, so
+its width is the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo.backends.base import Limits, Runnable, StepInputs
+from octavo.backends.cpu import _kernels
+from octavo.backends.cpu.backend import CpuBackend
+from octavo.backends.reference.backend import ReferenceBackend
+from octavo.config import BackendConfig
+from octavo.program import Program, ProgramBuilder, Rope, Value
+from octavo.quantization.base import Weight, Weights
+
+ISAS = _kernels.usable_isas()
+
+
+@dataclass(frozen=True)
+class OpCase:
+    """A program around one op: ``build`` makes the logits. ``tolerance`` is relative to the largest number."""
+
+    build: Callable[[ProgramBuilder], Value]
+    vocab_size: int
+    tolerance: float
+    heads: tuple[int, int, int] = (1, 1, 16)  # query heads, KV heads, head_dim
+
+    def program(self) -> Program:
+        heads, kv_heads, head_dim = self.heads
+        builder = ProgramBuilder(
+            num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, vocab_size=self.vocab_size, max_position=4096
+        )
+        return builder.finish(logits=self.build(builder))
+
+
+def rope_of(head_dim: int, pairs: int, factor: float = 1.0) -> Rope:
+    return Rope(head_dim, tuple(float(10000.0 ** (-j / pairs)) for j in range(pairs)), factor)
+
+
+def _attention(b: ProgramBuilder) -> Value:
+    q_size, kv_size = b.num_heads * b.head_dim, b.num_kv_heads * b.head_dim
+    x = b.embed(b.token_ids, "table", q_size + 2 * kv_size)
+    return b.rows(b.attention(*b.split(x, q_size, kv_size, kv_size), layer=0), b.logit_rows)
+
+
+def attention_case(heads: int, kv_heads: int, head_dim: int) -> OpCase:
+    return OpCase(_attention, heads * head_dim, 2e-2, (heads, kv_heads, head_dim))
+
+
+def _rope(b: ProgramBuilder) -> Value:
+    q, k = b.embed(b.token_ids, "q", b.vocab_size), b.embed(b.token_ids, "k", b.vocab_size)
+    q, k = b.rope(q, k, b.positions, rope_of(b.head_dim, 10, 1.25))
+    return b.rows(b.add(q, k), b.logit_rows)
+
+
+def _residual(b: ProgramBuilder) -> Value:
+    x = b.embed(b.token_ids, "table", b.vocab_size)
+    return b.rows(b.add(x, b.linear(b.rms_norm(x, "norm", 1e-6), "w", b.vocab_size)), b.logit_rows)
+
+
+def _add(b: ProgramBuilder) -> Value:
+    x, y = b.embed(b.token_ids, "a", b.vocab_size), b.embed(b.token_ids, "b", b.vocab_size)
+    return b.rows(b.add(x, b.add(x, y)), b.logit_rows)
+
+
+def _linear(b: ProgramBuilder) -> Value:
+    return b.linear(b.rows(b.embed(b.token_ids, "table", 72), b.logit_rows), "w", b.vocab_size, bias=True)
+
+
+def _split(b: ProgramBuilder) -> Value:
+    _, middle, last = b.split(b.embed(b.token_ids, "table", 2 * b.vocab_size + 3), 3, b.vocab_size, b.vocab_size)
+    return b.rows(b.add(middle, last), b.logit_rows)
+
+
+def _rows_of(op: Callable[[ProgramBuilder], Value]) -> Callable[[ProgramBuilder], Value]:
+    return lambda b: b.rows(op(b), b.logit_rows)
+
+
+CASES: dict[str, list[OpCase]] = {
+    "embed": [OpCase(_rows_of(lambda b: b.embed(b.token_ids, "table", b.vocab_size)), 70, 0.0)],
+    "linear": [OpCase(_linear, 70, 1e-6), OpCase(_residual, 96, 1e-6)],
+    "rms_norm": [
+        OpCase(_rows_of(lambda b: b.rms_norm(b.embed(b.token_ids, "t", b.vocab_size), "norm", 1e-5)), width, 1e-6)
+        for width in (576, 77)
+    ],
+    "add": [OpCase(_add, 83, 1e-6)],
+    "split": [OpCase(_split, 64, 1e-6)],
+    "rope": [OpCase(_rope, 96, 1e-6, (4, 4, 24)), OpCase(_rope, 40, 1e-6, (2, 2, 20))],
+    "attention": [attention_case(9, 3, 64), attention_case(2, 2, 40)],
+    "silu_mul": [
+        OpCase(_rows_of(lambda b: b.silu_mul(b.embed(b.token_ids, "t", 2 * b.vocab_size))), width, 1e-6)
+        for width in (96, 75)
+    ],
+    "rows": [OpCase(lambda b: b.rows(b.embed(b.token_ids, "t", b.vocab_size), b.logit_rows), 67, 0.0)],
+}
+
+
+def random_weights(program: Program, seed: int = 0) -> Weights:
+    """Normal float32 numbers for every parameter."""
+    rng = np.random.default_rng(seed)
+    return {
+        name: (Weight("float32", spec.shape, rng.standard_normal(spec.shape).astype(np.float32)),)
+        for name, spec in program.weights.items()
+    }
+
+
+def limits(
+    *, tokens: int = 64, seqs: int = 64, blocks_per_seq: int = 8, blocks: int = 513, block_size: int = 16
+) -> Limits:
+    return Limits(tokens, tokens, seqs, blocks_per_seq, blocks, block_size)
+
+
+def cpu(program: Program, weights: Weights, sizes: Limits, *, isa: str = "", threads: int = 1) -> Runnable:
+    return CpuBackend(BackendConfig(threads=threads), isa=isa).prepare(program, weights, sizes)
+
+
+def reference(program: Program, weights: Weights, sizes: Limits) -> Runnable:
+    return ReferenceBackend(BackendConfig(), np.float64).prepare(program, weights, sizes)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Tokens of one request, the first at position ``start``; ``blocks`` is its table."""
+
+    tokens: Sequence[int]
+    start: int
+    blocks: Sequence[int]
+
+
+def step(chunks: Sequence[Chunk], sizes: Limits, logit_rows: Sequence[int] | None = None) -> StepInputs:
+    """The chunks as one step; logits of every row by default."""
+    tables = np.zeros((len(chunks), sizes.max_blocks_per_seq), np.int32)
+    tokens, positions, slots, starts, lengths = [], [], [], [0], []
+    for n, chunk in enumerate(chunks):
+        tables[n, : len(chunk.blocks)] = chunk.blocks
+        places = range(chunk.start, chunk.start + len(chunk.tokens))
+        tokens += list(chunk.tokens)
+        positions += list(places)
+        slots += [chunk.blocks[p // sizes.block_size] * sizes.block_size + p % sizes.block_size for p in places]
+        starts.append(len(tokens))
+        lengths.append(chunk.start + len(chunk.tokens))
+    rows = range(len(tokens)) if logit_rows is None else logit_rows
+    arrays = (np.array(list(a), np.int32) for a in (tokens, positions, slots, starts, lengths))
+    return StepInputs(*arrays, tables, np.array(list(rows), np.int32))
+
+
+def close_to(actual: np.ndarray, expected: np.ndarray, tolerance: float) -> None:
+    """The largest difference is at most ``tolerance`` times the largest expected number."""
+    assert actual.shape == expected.shape
+    assert actual.dtype == np.float32
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * np.abs(expected).max())

@@ -1,0 +1,150 @@
+"""Paged attention: right at every boundary, and the same bits however a sequence was cut into steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from octavo.backends.base import Limits, Runnable
+from tests.kernels.kernel_programs import (
+    ISAS,
+    Chunk,
+    attention_case,
+    close_to,
+    cpu,
+    limits,
+    random_weights,
+    reference,
+    step,
+)
+
+SHAPES = {
+    "gqa": (9, 3, 64),
+    "mqa": (4, 1, 16),
+    "mha": (3, 3, 40),
+    "wide": (4, 2, 128),
+    "large-group": (64, 1, 4),
+}
+BOUNDARIES = (1, 15, 16, 17, 63, 64, 65, 511, 512, 513, 1025)
+
+
+def sizes_for(block_size: int = 16, tokens: int = 1100) -> Limits:
+    blocks = 1200 // block_size
+    return limits(tokens=tokens, seqs=16, blocks_per_seq=blocks, blocks=4 * blocks, block_size=block_size)
+
+
+def random_table(rng: np.random.Generator, sizes: Limits) -> list[int]:
+    return [int(b) for b in rng.permutation(np.arange(1, sizes.num_blocks))[: sizes.max_blocks_per_seq]]
+
+
+def logits_in_chunks(runnable: Runnable, tokens: Sequence[int], table: list[int], cuts: Sequence[int], sizes: Limits):  # type: ignore[no-untyped-def]
+    """Logits of all tokens, computed in steps that end at ``cuts``."""
+    parts, start = [], 0
+    for cut in (*cuts, len(tokens)):
+        parts.append(runnable.run(step([Chunk(tokens[start:cut], start, table)], sizes)).copy())
+        start = cut
+    return np.concatenate(parts)
+
+
+def assert_same_bits(a: np.ndarray, b: np.ndarray) -> None:
+    np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_equals_the_float64_reference_around_boundaries(shape: tuple[int, int, int], isa: str) -> None:
+    case, sizes, rng = attention_case(*shape), sizes_for(), np.random.default_rng(2)
+    program = case.program()
+    weights = random_weights(program)
+    ours, theirs = cpu(program, weights, sizes, isa=isa, threads=2), reference(program, weights, sizes)
+    tokens, table = rng.integers(0, case.vocab_size, 1025).tolist(), random_table(rng, sizes)
+    inputs = step([Chunk(tokens, 0, table)], sizes, logit_rows=[n - 1 for n in BOUNDARIES])
+    close_to(ours.run(inputs), theirs.run(inputs), case.tolerance)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_decode_prefill_and_chunks_agree_bit_for_bit(shape: tuple[int, int, int], isa: str) -> None:
+    case, sizes, rng = attention_case(*shape), sizes_for(), np.random.default_rng(3)
+    program = case.program()
+    weights = random_weights(program)
+    one, two = (cpu(program, weights, sizes, isa=isa, threads=threads) for threads in (1, 2))
+    length = 531
+    tokens = rng.integers(0, case.vocab_size, length).tolist()
+    whole = logits_in_chunks(one, tokens, random_table(rng, sizes), [], sizes)
+    for runnable in (one, two):
+        ways = {
+            "whole": [],
+            "chunks of 7": range(7, length, 7),
+            "chunks of 64": range(64, length, 64),
+            "uneven": [1, 2, 18, 500, 514],
+            "prefill, then decode": range(505, length),
+        }
+        for cuts in ways.values():
+            assert_same_bits(logits_in_chunks(runnable, tokens, random_table(rng, sizes), list(cuts), sizes), whole)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_request_is_the_same_alone_and_in_a_mixed_step(isa: str) -> None:
+    case, sizes, rng = attention_case(9, 3, 64), sizes_for(), np.random.default_rng(4)
+    program = case.program()
+    weights = random_weights(program)
+    runnable = cpu(program, weights, sizes, isa=isa, threads=2)
+    blocks = iter(rng.permutation(np.arange(1, sizes.num_blocks)).tolist())
+    requests = [
+        (rng.integers(0, case.vocab_size, length).tolist(), [next(blocks) for _ in range(-(-length // 16))], known)
+        for length, known in ((1050, 1049), (600, 590), (40, 0), (1, 0), (517, 300))
+    ]
+    alone = [logits_in_chunks(runnable, tokens, table, [known], sizes)[known:] for tokens, table, known in requests]
+    chunks = [Chunk(tokens[known:], known, table) for tokens, table, known in requests]
+    assert_same_bits(runnable.run(step(chunks, sizes)), np.concatenate(alone))
+
+
+@pytest.mark.parametrize("block_size", [32, 64, 128])
+def test_block_size_does_not_matter(block_size: int) -> None:
+    case, rng = attention_case(9, 3, 64), np.random.default_rng(5)
+    program = case.program()
+    weights = random_weights(program)
+    tokens = rng.integers(0, case.vocab_size, 140).tolist()
+    results = []
+    for sizes in (sizes_for(16), sizes_for(block_size)):
+        runnable = cpu(program, weights, sizes, threads=2)
+        results.append(logits_in_chunks(runnable, tokens, random_table(rng, sizes), [50, 139], sizes))
+    assert_same_bits(*results)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_nan_left_in_a_block_does_not_reach_its_next_owner(isa: str) -> None:
+    case, sizes = attention_case(9, 3, 64), sizes_for()
+    program = case.program()
+    weights = random_weights(program)
+    weights["table"][0].data[0] = np.nan
+    runnable = cpu(program, weights, sizes, isa=isa)
+    assert np.isnan(runnable.run(step([Chunk([0] * 32, 0, [5, 6])], sizes))).all()
+    healthy = runnable.run(step([Chunk([1, 2, 3], 0, [5]), Chunk(range(1, 20), 0, [7, 6])], sizes)).copy()
+    fresh = cpu(program, weights, sizes, isa=isa)
+    assert np.isfinite(healthy).all()
+    assert_same_bits(healthy, fresh.run(step([Chunk([1, 2, 3], 0, [8]), Chunk(range(1, 20), 0, [9, 10])], sizes)))
+
+
+def test_nan_of_one_request_stays_with_it() -> None:
+    case, sizes = attention_case(4, 2, 32), sizes_for()
+    program = case.program()
+    weights = random_weights(program)
+    weights["table"][0].data[0] = np.nan
+    logits = cpu(program, weights, sizes).run(step([Chunk([0, 1], 0, [1]), Chunk([1, 2], 0, [2])], sizes))
+    np.testing.assert_array_equal(np.isnan(logits).all(axis=1), [True, True, False, False])
+
+
+def test_copied_blocks_read_the_same() -> None:
+    case, sizes, rng = attention_case(9, 3, 64), sizes_for(), np.random.default_rng(6)
+    program = case.program()
+    runnable = cpu(program, random_weights(program), sizes)
+    tokens = rng.integers(0, case.vocab_size, 40).tolist()
+    runnable.run(step([Chunk(tokens[:39], 0, [1, 2, 3])], sizes))
+    original = runnable.run(step([Chunk(tokens[39:], 39, [1, 2, 3])], sizes)).copy()
+    runnable.copy_blocks([(1, 11), (2, 12), (3, 13), (12, 22)])
+    runnable.run(step([Chunk(tokens[1:34], 0, [1, 2, 3])], sizes))  # overwrites the originals
+    assert_same_bits(runnable.run(step([Chunk(tokens[39:], 39, [11, 22, 13])], sizes)), original)
