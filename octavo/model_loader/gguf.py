@@ -148,7 +148,8 @@ class GGUFCheckpoint:
         if _ROPE_FACTORS in self._tensors:
             if kind != "none":
                 raise UnsupportedModel(f"{self.path}: rope scaling {kind!r} together with {_ROPE_FACTORS}")
-            factors = self.load(_ROPE_FACTORS, "float32").dequantize()
+            tensor = self._tensors[_ROPE_FACTORS]
+            factors = scheme.from_blocks(tensor.data, tensor.type, tensor.shape).dequantize()
             if not (np.isfinite(factors).all() and (factors > 0).all()):
                 raise FormatError(self.path, "factors are not positive numbers", key=_ROPE_FACTORS)
             parameters |= {"rope_type": "frequency_factors", "factors": factors.tolist()}
