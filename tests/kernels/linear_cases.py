@@ -1,0 +1,126 @@
+"""Random weights in every packed format, and the arithmetic of the linear kernels written out in NumPy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.backends.cpu import _kernels
+from octavo.quantization.base import Weight
+
+FORMAT_CODES = {"float32": 0, "bfloat16": 1, "int8_group": 2, "int4_group": 3}
+FloatArray = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A kind of weights. ``name`` is the test id."""
+
+    name: str
+    format: str
+    group: int = 0
+    minimum: bool = False
+    half: bool = False
+
+    def make(self, rng: np.random.Generator, n: int, k: int) -> Weight:
+        """Random weights [n, k] of about unit size; every code occurs."""
+        if self.format == "float32":
+            return Weight("float32", (n, k), rng.standard_normal((n, k), dtype=np.float32))
+        if self.format == "bfloat16":
+            return Weight("bfloat16", (n, k), to_bf16(rng.standard_normal((n, k), dtype=np.float32)))
+        float_type = np.float16 if self.half else np.float32
+        scale = rng.uniform(0.01, 0.1, (n, k // self.group)).astype(float_type)
+        minimum = rng.uniform(-0.5, 0.5, (n, k // self.group)).astype(float_type) if self.minimum else None
+        if self.format == "int8_group":
+            data: Any = rng.integers(-128, 128, (n, k), dtype=np.int8)
+        else:
+            data = rng.integers(0, 256, (n, k // 2), dtype=np.uint8)
+        return Weight(self.format, (n, k), data, scale, minimum, self.group)  # type: ignore[arg-type]
+
+
+FLOAT_CASES = [Case("f32", "float32"), Case("bf16", "bfloat16")]
+GROUP_CASES = [
+    Case("i8g32-half", "int8_group", 32, half=True),
+    Case("i8g32-min", "int8_group", 32, minimum=True),
+    Case("i8g16", "int8_group", 16),
+    Case("i8g16-min-half", "int8_group", 16, minimum=True, half=True),
+    Case("i4g32-half", "int4_group", 32, half=True),
+    Case("i4g32-min-half", "int4_group", 32, minimum=True, half=True),
+    Case("i4g32-min", "int4_group", 32, minimum=True),
+    Case("i4g64-min", "int4_group", 64, minimum=True),
+    Case("i4g16-min", "int4_group", 16, minimum=True),
+]
+CASES = FLOAT_CASES + GROUP_CASES
+
+
+def probe(isa: str, *weights: Weight, threads: int = 1) -> Any:
+    """The weights as the parts of one packed linear."""
+    packed = _kernels.LinearProbe(isa, threads)
+    for weight in weights:
+        scale, minimum = (
+            None if array is None else np.ascontiguousarray(array, dtype=np.float32)
+            for array in (weight.scale, weight.minimum)
+        )
+        packed.add_part(
+            FORMAT_CODES[weight.format],
+            *weight.shape,
+            weight.group_size,
+            weight.scale is not None and weight.scale.dtype == np.float16,
+            weight.data.ctypes.data,
+            0 if scale is None else scale.ctypes.data,
+            0 if minimum is None else minimum.ctypes.data,
+        )
+    return packed
+
+
+def to_bf16(x: FloatArray) -> npt.NDArray[np.uint16]:
+    """Nearest bfloat16, ties to even, for finite numbers."""
+    bits = x.view(np.uint32).astype(np.uint64)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def round_to_bf16(x: FloatArray) -> FloatArray:
+    """x as float32 after a round trip through bfloat16."""
+    return (to_bf16(x).astype(np.uint32) << 16).view(np.float32)
+
+
+def quantize_activations(x: FloatArray) -> tuple[npt.NDArray[np.int32], FloatArray]:
+    """Codes [M, groups, 32] and scales [M, groups]: 32 inputs share max|x| / 127. Missing inputs are zero."""
+    groups = -(-x.shape[1] // 32)
+    padded = np.zeros((x.shape[0], groups * 32), np.float32)
+    padded[:, : x.shape[1]] = x
+    grouped = padded.reshape(len(x), groups, 32)
+    greatest = np.abs(grouped).max(axis=2)
+    sane = greatest >= np.float32(1e-35)  # below, the codes are zero
+    inverse = np.where(sane, np.float32(127) / np.where(sane, greatest, np.float32(1)), np.float32(0))
+    return np.rint(grouped * inverse[..., None]).astype(np.int32), greatest / np.float32(127)
+
+
+def group_linear(weight: Weight, x: FloatArray) -> FloatArray:
+    """x W^T as the grouped kernels compute it: exact integer dots, then per subgroup of K, in order,
+    acc += dot * (weight scale * activation scale); acc += minimum * (activation scale * sum of codes)."""
+    n, k = weight.shape
+    span = 16 if weight.group_size == 16 else 32
+    assert weight.scale is not None
+    data = weight.data
+    if weight.format == "int4_group":
+        data = np.stack([data & 15, data >> 4], axis=-1)  # type: ignore[operator]
+    codes = data.reshape(n, k // span, span).astype(np.int64)
+    repeat = weight.group_size // span
+    scale = np.repeat(weight.scale.astype(np.float32), repeat, axis=1)
+    minimum = None if weight.minimum is None else np.repeat(weight.minimum.astype(np.float32), repeat, axis=1)
+    x_codes, x_scale = quantize_activations(x)
+    x_codes = x_codes.reshape(len(x), -1, span)[:, : k // span]
+    x_scale = np.repeat(x_scale, 32 // span, axis=1)[:, : k // span]
+    y = np.zeros((len(x), n), np.float32)
+    for g in range(k // span):  # products are exact in float64, so that each line rounds as a fused multiply-add
+        dot = x_codes[:, g].astype(np.int64) @ codes[:, g].T
+        factor = scale[:, g] * x_scale[:, g, None]
+        y = (dot * factor.astype(np.float64) + y).astype(np.float32)
+        if minimum is not None:
+            total = x_scale[:, g] * x_codes[:, g].sum(axis=1).astype(np.float32)
+            y = (minimum[:, g].astype(np.float64) * total[:, None] + y).astype(np.float32)
+    return y
