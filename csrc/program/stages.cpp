@@ -65,7 +65,8 @@ void LinearPrepareStage::run(const Step& step, int64_t first, int64_t last) cons
 }
 
 void LinearStage::run(const Step& step, int thread, int threads) {
-  kernels_.columns(with_rows(call_, step, per_token_), thread, threads);
+  const LinearCall call = with_rows(call_, step, per_token_);
+  if (call.rows > 0) kernels_.columns(call, thread, threads);
 }
 
 void AttentionStage::begin(const Step& step) {

@@ -1,0 +1,284 @@
+"""Whole programs on the CPU backend: a tiny model, refused steps, memory, threads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.backends.base import Limits, StepInputs
+from octavo.backends.cpu import _kernels
+from octavo.backends.cpu.backend import CpuBackend
+from octavo.backends.cpu.buffers import Buffer, plan_arena
+from octavo.backends.cpu.lowering import fuse_residuals, lower
+from octavo.config import BackendConfig
+from octavo.exceptions import KernelError
+from octavo.program import Program, ProgramBuilder
+from octavo.quantization.base import Weight, Weights
+from tests.kernels.kernel_programs import (
+    CASES,
+    ISAS,
+    Chunk,
+    close_to,
+    cpu,
+    limits,
+    random_weights,
+    reference,
+    rope_of,
+    step,
+)
+
+HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, VOCAB = 96, 6, 2, 16, 160, 300
+
+
+def tiny_model() -> Program:
+    """Two pre-norm layers with GQA, QKV bias, SwiGLU and tied embeddings."""
+    b = ProgramBuilder(num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM, vocab_size=VOCAB, max_position=1024)
+    rope, q_size, kv_size = rope_of(HEAD_DIM, HEAD_DIM // 2), HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
+    x = b.embed(b.token_ids, "embed", HIDDEN)
+    for layer in range(2):
+        h = b.rms_norm(x, f"{layer}.norm1", 1e-5)
+        q, k, v = b.split(b.linear(h, f"{layer}.qkv", q_size + 2 * kv_size, bias=True), q_size, kv_size, kv_size)
+        q, k = b.rope(q, k, b.positions, rope)
+        x = b.add(x, b.linear(b.attention(q, k, v, layer=layer), f"{layer}.o", HIDDEN))
+        h = b.rms_norm(x, f"{layer}.norm2", 1e-5)
+        x = b.add(x, b.linear(b.silu_mul(b.linear(h, f"{layer}.gate_up", 2 * INNER)), f"{layer}.down", HIDDEN))
+    return b.finish(logits=b.linear(b.rms_norm(b.rows(x, b.logit_rows), "norm", 1e-5), "embed", VOCAB))
+
+
+def tiny_weights(program: Program) -> Weights:
+    """Small enough that attention is not saturated."""
+    rng = np.random.default_rng(7)
+    return {
+        name: (Weight("float32", spec.shape, (0.1 * rng.standard_normal(spec.shape)).astype(np.float32)),)
+        for name, spec in program.weights.items()
+    }
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_tiny_model_equals_the_reference(isa: str) -> None:
+    program, sizes = tiny_model(), limits(tokens=128)
+    weights, rng = tiny_weights(program), np.random.default_rng(8)
+    chunks = [Chunk(rng.integers(0, VOCAB, n).tolist(), 0, range(first, first + 8)) for n, first in ((70, 1), (58, 9))]
+    inputs = step(chunks, sizes)
+    expected = reference(program, weights, sizes).run(inputs)
+    close_to(cpu(program, weights, sizes, isa=isa, threads=2).run(inputs), expected, 1e-2)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_tiny_model_is_bit_identical_in_any_chunking_batch_and_thread_count(isa: str) -> None:
+    program, sizes = tiny_model(), limits(tokens=128)
+    weights, rng = tiny_weights(program), np.random.default_rng(9)
+    tokens = rng.integers(0, VOCAB, 60).tolist()
+    other = Chunk(rng.integers(0, VOCAB, 50).tolist(), 0, range(20, 24))
+    runnables = [cpu(program, weights, sizes, isa=isa, threads=threads) for threads in (1, 2, 3)]
+    whole = runnables[0].run(step([Chunk(tokens, 0, [1, 2, 3, 4])], sizes)).copy()
+    for runnable in runnables:
+        for cut in (1, 7, 16, 59):
+            runnable.run(step([other, Chunk(tokens[:cut], 0, [9, 8, 7, 6])], sizes))
+            rest = runnable.run(step([Chunk(tokens[cut:], cut, [9, 8, 7, 6]), other], sizes))[: len(tokens) - cut]
+            np.testing.assert_array_equal(rest.view(np.uint32), whole[cut:].view(np.uint32))
+
+
+def test_linears_take_over_residual_adds_and_buffers_are_shared() -> None:
+    program, sizes = tiny_model(), limits(tokens=128)
+    nodes = fuse_residuals(program)
+    assert sum(node.residual is not None for node in nodes) == 4
+    assert "add" not in {node.op.kind for node in nodes}
+    lowered = lower(program, sizes, lambda name, rows: 0)
+    widths = [128 * (HIDDEN + 2 * INNER + INNER), 128 * VOCAB]
+    assert lowered.arena_floats < 2 * sum(widths)  # far from one buffer per value
+    assert [phase.rows for phase in lowered.phases[:4]] == ["T", None, "T", None]
+
+
+@given(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 12), st.integers(0, 6)), max_size=30))
+def test_buffers_that_live_together_never_overlap(spec: list[tuple[int, int, int]]) -> None:
+    buffers = [Buffer(floats, 1, first, first + length) for floats, first, length in spec]
+    end = plan_arena(buffers)
+    for n, a in enumerate(buffers):
+        assert a.offset >= 0
+        assert a.offset + a.floats <= end
+        assert a.offset % 16 == 0
+        for b in buffers[:n]:
+            together = a.first <= b.last and b.first <= a.last
+            assert not together or a.offset + a.floats <= b.offset or b.offset + b.floats <= a.offset
+
+
+def good_step(sizes: Limits) -> StepInputs:
+    return step([Chunk([1, 2, 3], 0, [1]), Chunk([4], 20, [2, 3])], sizes)
+
+
+def altered(inputs: StepInputs, name: str, index: tuple[int, ...], value: int) -> StepInputs:
+    array = getattr(inputs, name).copy()
+    array[index] = value
+    return replace(inputs, **{name: array})
+
+
+@pytest.mark.parametrize(
+    ("name", "index", "value", "message"),
+    [
+        ("token_ids", (0,), -1, "token_ids"),
+        ("token_ids", (3,), VOCAB, "token_ids"),
+        ("positions", (1,), 5, "position of token 1"),
+        ("slot_mapping", (2,), 513 * 16, "slot_mapping"),
+        ("slot_mapping", (2,), -16, "slot_mapping"),
+        ("query_start_loc", (0,), 1, "query_start_loc"),
+        ("query_start_loc", (1,), 5, "query_start_loc"),
+        ("query_start_loc", (1,), -1, "query_start_loc"),
+        ("query_start_loc", (2,), 3, "query_start_loc"),
+        ("seq_lens", (0,), 2, "length 2"),
+        ("seq_lens", (1,), 2000, "length 2000"),
+        ("seq_lens", (1,), 200, "table"),
+        ("block_tables", (1, 1), 513, "block_tables"),
+        ("block_tables", (0, 0), -1, "block_tables"),
+        ("logit_rows", (0,), 4, "logit_rows"),
+        ("logit_rows", (0,), -1, "logit_rows"),
+    ],
+)
+def test_a_bad_step_is_refused_before_anything_is_written(
+    name: str, index: tuple[int, ...], value: int, message: str
+) -> None:
+    program, sizes = tiny_model(), limits()
+    runnable = cpu(program, tiny_weights(program), sizes)
+    inputs = good_step(sizes)
+    before = runnable.run(inputs).copy()
+    with pytest.raises(KernelError, match=message):
+        runnable.run(altered(inputs, name, index, value))
+    np.testing.assert_array_equal(runnable.run(inputs), before)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        (limits(tokens=3), "4 tokens"),
+        (limits(seqs=1), "2 sequences"),
+        (limits(blocks_per_seq=4), "blocks per sequence"),
+        (replace(limits(), max_rows=3), "4 logit rows"),
+    ],
+)
+def test_a_step_beyond_the_limits_is_refused(sizes: Limits, message: str) -> None:
+    program = tiny_model()
+    runnable = cpu(program, tiny_weights(program), sizes)
+    with pytest.raises(KernelError, match=message):
+        runnable.run(good_step(limits()))
+
+
+@pytest.mark.parametrize("name", ["token_ids", "block_tables", "logit_rows"])
+def test_arrays_of_another_type_are_refused(name: str) -> None:
+    program, sizes = tiny_model(), limits()
+    runnable, inputs = cpu(program, tiny_weights(program), sizes), good_step(sizes)
+    for wrong in (np.int64, np.float32):
+        with pytest.raises(KernelError, match=name):
+            runnable.run(replace(inputs, **{name: getattr(inputs, name).astype(wrong)}))
+    with pytest.raises(KernelError):
+        runnable.run(replace(inputs, **{name: np.repeat(getattr(inputs, name), 2, axis=-1)[..., ::2]}))
+
+
+def test_copies_of_blocks_that_do_not_exist_are_refused() -> None:
+    program = tiny_model()
+    runnable = cpu(program, tiny_weights(program), limits())
+    for pair in ((1, 513), (-1, 2)):
+        with pytest.raises(KernelError, match="513"):
+            runnable.copy_blocks([(1, 2), pair])
+
+
+def test_weights_that_do_not_fit_are_named() -> None:
+    program = tiny_model()
+    weights = dict(tiny_weights(program))
+    weights["0.o"] = (Weight("float32", (96, 95), np.zeros((96, 95), np.float32)),)
+    with pytest.raises(KernelError, match=r"0\.o"):
+        cpu(program, weights, limits())
+    del weights["0.o"]
+    with pytest.raises(KernelError, match=r"0\.o is missing"):
+        cpu(program, weights, limits())
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("isa", ISAS)
+def test_argmax_takes_the_lowest_index_of_the_greatest(isa: str, threads: int) -> None:
+    case = CASES["embed"][0]
+    program, sizes = case.program(), limits()
+    weights = random_weights(program)
+    table = weights["table"][0].data
+    table[0] = 3.0
+    table[1, [5, 40, 69]] = 50.0
+    table[2] = np.nan
+    table[2, 33] = -4.0
+    table[3, :35] = np.nan
+    runnable = cpu(program, weights, sizes, isa=isa, threads=threads)
+    runnable.run(step([Chunk(range(20), 0, [1, 2])], sizes))
+    expected = [0, 5, 33, 35 + int(table[3, 35:].argmax()), *table[4:20].argmax(axis=1)]
+    assert runnable.argmax().tolist() == expected  # type: ignore[attr-defined]
+
+
+def test_an_empty_step_gives_no_rows() -> None:
+    program, sizes = tiny_model(), limits()
+    runnable = cpu(program, tiny_weights(program), sizes, threads=2)
+    assert runnable.run(step([], sizes)).shape == (0, VOCAB)
+    assert runnable.run(step([Chunk([1, 2], 0, [1])], sizes, logit_rows=[])).shape == (0, VOCAB)
+
+
+def test_an_unknown_instruction_set_is_a_kernel_error() -> None:
+    with pytest.raises(KernelError, match="mmx"):
+        CpuBackend(BackendConfig(threads=1), isa="mmx")
+
+
+def test_description_names_isa_and_threads() -> None:
+    assert CpuBackend(BackendConfig(threads=2), isa="portable").describe() == "portable (baseline), 2 threads"
+    assert CpuBackend(BackendConfig(threads=1)).describe().endswith(", 1 thread")
+    assert ISAS[-1] == "portable"
+
+
+def test_waiting_threads_use_no_cpu() -> None:
+    program, sizes = tiny_model(), limits()
+    runnable = cpu(program, tiny_weights(program), sizes, threads=3)
+    runnable.run(good_step(sizes))
+    used = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - used < 0.1
+
+
+def test_untouched_kv_memory_is_not_resident() -> None:
+    def resident() -> int:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * 4096
+
+    program, sizes = tiny_model(), limits(blocks=1 << 17)
+    weights, before = tiny_weights(program), resident()
+    runnable = cpu(program, weights, sizes)
+    runnable.run(good_step(sizes))
+    assert runnable._native.kv_bytes > 256 << 20  # type: ignore[attr-defined]
+    assert resident() - before < 64 << 20
+
+
+def test_a_forked_child_computes_with_its_own_threads() -> None:
+    script = """
+import os, sys
+import numpy as np
+from tests.kernels.kernel_programs import cpu, limits
+from tests.kernels.test_program import good_step, tiny_model, tiny_weights
+
+program, sizes = tiny_model(), limits()
+runnable = cpu(program, tiny_weights(program), sizes, threads=2)
+before = runnable.run(good_step(sizes)).copy()
+child = os.fork()
+if child == 0:
+    same = np.array_equal(runnable.run(good_step(sizes)), before)
+    os._exit(0 if same else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert np.array_equal(runnable.run(good_step(sizes)), before)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_pools_start_and_stop() -> None:
+    for threads in (1, 2, 5):
+        assert _kernels.ThreadPool(threads).threads == threads
+    with pytest.raises(ValueError, match="at least one"):
+        _kernels.ThreadPool(0)
