@@ -1,0 +1,411 @@
+"""Chat templates, rendered in a sandbox with bounds on size, time and memory.
+
+A template is code from a model's author, or from a client where the server allows that. It runs in the environment that
+transformers gives it (its extensions, filters and globals), with three additions:
+
+- every pass of a loop and every call ticks a clock of CPU time, so that an endless template ends in an error;
+- operations that can grow a value faster than a loop, or walk one that shares its parts a billion times (``*``, ``~``,
+  replacing, joining, printing, comparing), are measured before they run, and what they make is paid from a budget;
+- filters, methods and globals that serve web pages or only such growth are absent.
+
+Every failure is a ValidationError with ``parameter="messages"``.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+from octavo.exceptions import ValidationError
+
+MAX_TEMPLATE_CHARS = 512 * 1024
+MAX_OUTPUT_CHARS = 16 * 1024 * 1024  # also the largest value a template may build
+MAX_BUILT_CHARS = 8 * MAX_OUTPUT_CHARS  # all values built in one rendering
+MAX_RANGE = 10_000
+CPU_SECONDS = 0.5
+
+# Absent from the sandbox: random output, HTML, and padding that no chat needs.
+REMOVED_FILTERS = ("batch", "center", "filesizeformat", "pprint", "random", "slice", "urlize", "wordwrap", "xmlattr")
+REMOVED_GLOBALS = ("cycler", "joiner", "lipsum")
+REMOVED_METHODS = frozenset({"encode", "expandtabs", "maketrans", "translate"})  # of str
+PADDING_METHODS = frozenset({"center", "ljust", "rjust", "zfill"})
+COMPARISONS = ("eq", "==", "equalto", "ne", "!=", "in", "lt", "<", "lessthan", "le", "<=", "gt", ">", "ge", ">=")
+WALKING_FILTERS = (
+    *("string", "upper", "lower", "title", "capitalize", "trim", "escape", "e", "forceescape", "safe", "urlencode"),
+    *("sort", "unique", "min", "max", "groupby", "dictsort", "truncate", "striptags", "wordcount", "int", "float"),
+)
+WIDE_FIELD = re.compile(r"\d{5,}|\*|%\(?.*\{|\{[^}]*\{")  # a field width of 5 digits, or one computed from a value
+
+
+class _Budget:
+    """What one rendering may still spend."""
+
+    def __init__(self) -> None:
+        self.deadline = time.thread_time() + CPU_SECONDS
+        self.built = 0
+
+
+_budget: ContextVar[_Budget] = ContextVar("chat_template_budget")
+
+
+def render(
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    add_generation_prompt: bool,
+    continue_final_message: bool,
+    variables: Mapping[str, Any],
+) -> str:
+    """The chat as text. ``continue_final_message`` ends it within the last message, for the model to go on.
+
+    Raises ValidationError if the template does not compile, fails, refuses the messages or passes a bound.
+    """
+    if len(template) > MAX_TEMPLATE_CHARS:
+        raise _fault(f"the template has {len(template)} characters, at most {MAX_TEMPLATE_CHARS} are allowed")
+    if continue_final_message and add_generation_prompt:
+        raise _fault("continue_final_message and add_generation_prompt exclude each other")
+    chat = [dict(message) for message in messages]
+    marker = _mark_final(chat) if continue_final_message else None
+    token = _budget.set(_Budget())
+    try:
+        compiled = _compile(template)
+        text = _collect(compiled.generate(**variables, messages=chat, add_generation_prompt=add_generation_prompt))
+    except ValidationError:
+        raise
+    except Exception as error:  # whatever the template's expressions raise, MemoryError and RecursionError too
+        raise _fault(f"{type(error).__name__}: {error}") from error
+    finally:
+        _budget.reset(token)
+    return text if marker is None else _cut_at(text, marker)
+
+
+def _fault(reason: str) -> ValidationError:
+    return ValidationError(f"chat template: {reason}", parameter="messages")
+
+
+def _tick() -> None:
+    """Called by every loop pass and call of a template. CPU time, so that a busy machine fails no honest template."""
+    if time.thread_time() > _budget.get().deadline:
+        raise _fault(f"more than {CPU_SECONDS} s of computation")
+
+
+def _collect(pieces: Iterable[str]) -> str:
+    out: list[str] = []
+    size = 0
+    for piece in pieces:
+        _tick()
+        size += len(piece)
+        if size > MAX_OUTPUT_CHARS:
+            raise _fault(f"more than {MAX_OUTPUT_CHARS} characters of output")
+        out.append(piece)
+    return "".join(out)
+
+
+def _mark_final(chat: list[dict[str, Any]]) -> str:
+    """Append a marker to the last message's text; returns the marker."""
+    content = chat[-1].get("content") if chat else None
+    marker = "<octavo-continue-here>"
+    if isinstance(content, str):
+        while marker in content:
+            marker += ">"
+        chat[-1]["content"] = content + marker
+        return marker
+    if isinstance(content, list) and content and isinstance(content[-1], Mapping) and "text" in content[-1]:
+        chat[-1]["content"] = [*content[:-1], {**content[-1], "text": content[-1]["text"] + marker}]
+        return marker
+    raise _fault("continue_final_message needs a last message with text")
+
+
+def _cut_at(text: str, marker: str) -> str:
+    before, found, _ = text.rpartition(marker)
+    if not found:
+        raise _fault("it drops the end of the last message, so that message cannot be continued")
+    return before
+
+
+# ---- bounds on values
+
+
+def _measure(value: Any) -> int:
+    """About how many characters ``str(value)`` has; gives up past the bound, so on lists that share their parts too."""
+    size = seen = 0
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        seen += 1
+        if seen % 4096 == 0:
+            _tick()
+        size += len(item) if isinstance(item, str) else item.bit_length() // 3 + 8 if isinstance(item, int) else 8
+        if isinstance(item, Mapping):
+            stack += [*item.keys(), *item.values()]
+        elif isinstance(item, list | tuple | set | frozenset):
+            stack += item
+        if size + len(stack) > MAX_OUTPUT_CHARS:
+            raise _fault(f"it builds a value of more than {MAX_OUTPUT_CHARS} characters")
+    return size
+
+
+def _bounded(size: int) -> None:
+    """Pay for a value of ``size`` characters before it is built."""
+    if size > MAX_OUTPUT_CHARS:
+        raise _fault(f"it builds a value of more than {MAX_OUTPUT_CHARS} characters")
+    budget = _budget.get()
+    budget.built += size
+    if budget.built > MAX_BUILT_CHARS:
+        raise _fault(f"it builds values of more than {MAX_BUILT_CHARS} characters in all")
+
+
+def _printable(value: Any) -> Any:
+    """What an expression is about to print, or a filter to turn into text."""
+    if not isinstance(value, str):
+        _measure(value)
+    return value
+
+
+def _check_operands(operator: str, left: Any, right: Any) -> None:
+    if operator == "*":
+        for sized, count in ((left, right), (right, left)):
+            if isinstance(sized, str | bytes | list | tuple) and isinstance(count, int):
+                _bounded(len(sized) * max(count, 0))
+        if isinstance(left, int) and isinstance(right, int):
+            _bounded(left.bit_length() + right.bit_length())
+    elif operator == "**":
+        if isinstance(left, int) and isinstance(right, int):
+            _bounded(left.bit_length() * abs(right) // 64)
+    elif operator == "%" and isinstance(left, str):
+        _check_format(left, right if isinstance(right, tuple) else (right,))
+    elif operator == "+" and isinstance(left, str | list | tuple) and isinstance(right, str | list | tuple):
+        _bounded(len(left) + len(right))
+
+
+def _check_format(pattern: str, values: Any) -> None:
+    if WIDE_FIELD.search(pattern):
+        raise _fault("a format with a wide or computed field")
+    _bounded(len(pattern) * (1 + _measure(values)))
+
+
+def _check_method(obj: str, name: str, args: tuple[Any, ...]) -> None:
+    """Methods of str whose result can be far larger than their operands."""
+    if name in PADDING_METHODS:
+        _bounded(max((width for width in args if isinstance(width, int)), default=0))
+    elif name == "replace" and len(args) >= 2:
+        _bounded(len(obj) + obj.count(str(args[0])) * len(str(args[1])))
+    elif name == "join" and args and isinstance(args[0], list | tuple | str):
+        _bounded(_measure(args[0]) + len(obj) * len(args[0]))
+    elif name in ("format", "format_map"):
+        _check_format(obj, args)
+
+
+# ---- the environment
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """transformers' environment with the clock and the bounds."""
+
+    intercepted_binops = frozenset({"*", "**", "%", "+"})
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        _check_operands(operator, left, right)
+        return super().call_binop(context, operator, left, right)
+
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 (names as in jinja2)
+        _tick()
+        return super().call(__context, __obj, *args, **kwargs)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        if isinstance(obj, str | bytes) and attr in REMOVED_METHODS:
+            return False
+        return super().is_safe_attribute(obj, attr, value)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """jinja2's hook on every attribute a template reads: methods of str get their bound here."""
+        owner, name = getattr(value, "__self__", None), getattr(value, "__name__", "")
+        if not isinstance(owner, str):
+            return super().wrap_str_format(value)
+        method = super().wrap_str_format(value) or value
+
+        @functools.wraps(value)
+        def bounded(*args: Any, **kwargs: Any) -> Any:
+            _tick()
+            _check_method(owner, name, (*args, *kwargs.values()))
+            return method(*args, **kwargs)
+
+        return bounded
+
+    def tick(self) -> str:
+        """Compiled into the head of each loop and macro body."""
+        _tick()
+        return ""
+
+    def concat_bounded(self, *parts: Any) -> str:
+        """What ``~`` compiles to."""
+        _bounded(sum(len(p) if isinstance(p, str) else _measure(p) for p in parts))
+        return "".join(map(str, parts))
+
+    def measured(self, value: Any) -> Any:
+        """What the sides of a comparison compile to."""
+        return _printable(value)
+
+    def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
+        for node in source.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
+            node.body.insert(0, nodes.ExprStmt(_call("tick", node), lineno=node.lineno))  # type: ignore[attr-defined]
+        for compare in source.find_all(nodes.Compare):
+            compare.expr = _call("measured", compare, compare.expr)
+            for operand in compare.ops:
+                operand.expr = _call("measured", compare, operand.expr)
+        source = _ConcatToCall().visit(source)
+        source.set_environment(self)
+        return super()._generate(source, *args, **kwargs)
+
+
+def _concat_pieces(pieces: Iterable[str]) -> str:
+    """Of a macro's body, a ``{% set %}`` block, ..."""
+    parts = list(pieces)
+    _bounded(sum(map(len, parts)))
+    return "".join(parts)
+
+
+def _call(method: str, at: nodes.Node, *args: nodes.Expr) -> nodes.Call:
+    """A call of a method of the environment, which no assignment in the template can shadow."""
+    return nodes.Call(nodes.EnvironmentAttribute(method), list(args), [], None, None, lineno=at.lineno)
+
+
+class _ConcatToCall(NodeTransformer):
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802 (jinja2's naming)
+        self.generic_visit(node)
+        return _call("concat_bounded", node, *node.nodes)
+
+
+class _Generation(Extension):
+    """``{% generation %}`` marks what the assistant wrote, for training; here its body is simply rendered."""
+
+    tags = {"generation"}  # noqa: RUF012 (an attribute of jinja2's class)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: Any) -> None:
+    raise _fault(str(message))
+
+
+def _strftime_now(pattern: str) -> str:
+    _check_format(pattern, ())
+    if len(pattern) > 256:
+        raise _fault("a date format of more than 256 characters")
+    return datetime.now().strftime(pattern)
+
+
+def _tojson(
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """Without jinja2's HTML escapes, as transformers has it."""
+    size = _measure(value)
+    _bounded(size * (1 + (indent if isinstance(indent, int) else len(indent or ""))))
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _range(*args: int) -> range:
+    result = range(*args)
+    if len(result) > MAX_RANGE:
+        raise _fault(f"a range of more than {MAX_RANGE} numbers")
+    _bounded(8 * len(result))
+    return result
+
+
+def _check_replace(s: Any, old: Any, new: Any, count: Any = None) -> None:
+    _check_method(str(_printable(s)), "replace", (str(_printable(old)), str(_printable(new))))
+
+
+def _check_indent(s: Any, width: Any = 4, *_: Any, **__: Any) -> None:
+    text = str(_printable(s))
+    _bounded(len(text) + (text.count("\n") + 1) * (width if isinstance(width, int) else len(str(width))))
+
+
+def _check_join(value: Any, d: Any = "", attribute: Any = None) -> None:
+    if isinstance(value, list | tuple | str):
+        _bounded(_measure(value) + len(str(d)) * len(value))
+
+
+def _check_list(value: Any) -> None:
+    if isinstance(value, str | list | tuple | Mapping):
+        _bounded(64 * len(value))
+
+
+def _check_sum(value: Any, attribute: Any = None, start: Any = 0) -> None:
+    """Sums of lists copy their beginning again and again."""
+    if not isinstance(start, int | float):
+        raise _fault("a sum of what are not numbers")
+
+
+def _check_sides(*sides: Any) -> None:
+    for side in sides:
+        _printable(side)
+
+
+def _guarded(inner: Callable[..., Any], check: Callable[..., Any]) -> Callable[..., Any]:
+    """``inner``, a filter or test, after ``check`` on the template's own arguments."""
+
+    @functools.wraps(inner)  # keeps jinja2's mark of a context argument before the value
+    def call(*args: Any, **kwargs: Any) -> Any:
+        _tick()
+        own = (a for a in args if not isinstance(a, jinja2.Environment | nodes.EvalContext | Context))
+        check(*own, **kwargs)
+        return inner(*args, **kwargs)
+
+    return call
+
+
+def _bound_filters(filters: dict[str, Callable[..., Any]]) -> None:
+    """A bound before each filter that can grow its operands or walk them deeply; those no chat needs go."""
+    for name in REMOVED_FILTERS:
+        filters.pop(name, None)
+    checks: dict[str, Callable[..., Any]] = {
+        "replace": _check_replace,
+        "indent": _check_indent,
+        "join": _check_join,
+        "list": _check_list,
+        "sum": _check_sum,
+        "format": lambda pattern, *args, **kwargs: _check_format(str(pattern), (*args, *kwargs.values())),
+        **dict.fromkeys(WALKING_FILTERS, lambda value, *_, **__: _printable(value)),
+    }
+    for name, check in checks.items():
+        filters[name] = _guarded(filters[name], check)
+
+
+@functools.cache
+def _environment() -> _Environment:
+    environment = _Environment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols], finalize=_printable
+    )
+    _bound_filters(environment.filters)
+    for name in REMOVED_GLOBALS:
+        environment.globals.pop(name, None)
+    for name in COMPARISONS:
+        environment.tests[name] = _guarded(environment.tests[name], _check_sides)
+    environment.concat = _concat_pieces  # type: ignore[method-assign]
+    environment.globals["range"] = _range
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+@functools.lru_cache(maxsize=32)
+def _compile(template: str) -> jinja2.Template:
+    return _environment().from_string(template)
