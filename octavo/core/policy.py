@@ -12,8 +12,10 @@ POLICIES = {"fcfs": "octavo.core.policy:FcfsPolicy"}
 
 
 class Policy(Protocol):
-    """Order of requests. ``requeue`` must keep a preempted request ahead of all that the policy ranks after it, and
-    ``victim`` must never be the first of ``order`` while another runs: so the first always progresses."""
+    """A ranking of requests, seen as a queue, an order of service and a choice of victim.
+
+    No livelock: of the running requests, the one ranked first is never the victim while another one runs.
+    """
 
     def __len__(self) -> int:
         """Number of waiting requests."""

@@ -1,0 +1,302 @@
+"""A worker without a model that distrusts the scheduler.
+
+It executes plans like the real one, but a "KV cell" holds a number that stands for the whole history up to its token.
+Each step first writes the cells of all its tokens, then reads back every cell each request attends to: a wrong shared
+prefix, a block freed too early, a write into a shared block or a lost chunk is an AssertionError at once. The sampled
+token is a function of the full history, so a request's output must be :func:`expected_output`, whatever happened to it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from octavo.config import CacheConfig, SchedulerConfig
+from octavo.core.policy import FcfsPolicy
+from octavo.core.request import Request
+from octavo.core.scheduler import Scheduler
+from octavo.messages import (
+    EngineCoreOutput,
+    EngineCoreRequest,
+    FinishReason,
+    ModelRunnerOutput,
+    NewRequestData,
+    SamplingParams,
+    SchedulerOutput,
+    TokenLogprobs,
+)
+
+VOCAB = 23
+EOS = 0
+
+
+def cache_config(block_size: int, *, enable_prefix_caching: bool = True) -> CacheConfig:
+    """A CacheConfig with blocks smaller than kernels take, so that small tests fill them."""
+    config = CacheConfig(enable_prefix_caching=enable_prefix_caching)
+    object.__setattr__(config, "block_size", block_size)
+    return config
+
+
+def make_request(
+    request_id: str,
+    prompt: list[int],
+    *,
+    eos: bool = False,
+    salt: str | None = None,
+    priority: int = 0,
+    **sampling: object,
+) -> EngineCoreRequest:
+    """A request that stops at EOS only if told to."""
+    return EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=prompt,
+        sampling_params=SamplingParams(**{"max_tokens": 8, "ignore_eos": not eos, **sampling}),
+        arrival_time=0.0,
+        eos_token_ids=[EOS],
+        cache_salt=salt,
+        priority=priority,
+    )
+
+
+def extend_history(history: int, token_id: int) -> int:
+    """The number that stands for ``history`` followed by ``token_id``."""
+    return hash((history, token_id))
+
+
+def empty_history(salt: str | None) -> int:
+    return zlib.crc32(repr(salt).encode())
+
+
+def sample(history: int) -> int:
+    """The token that follows ``history``."""
+    return history // 7 % VOCAB
+
+
+def prompt_logprob(history: int, token_id: int) -> TokenLogprobs:
+    return TokenLogprobs([token_id], [-float(history % 1000)], [1])
+
+
+def expected_output(request: EngineCoreRequest, limit: int) -> tuple[list[int], FinishReason]:
+    """What the request must give, computed alone; ``limit``: most tokens of the whole sequence."""
+    params, history = request.sampling_params, empty_history(request.cache_salt)
+    for token_id in request.prompt_token_ids:
+        history = extend_history(history, token_id)
+    output: list[int] = []
+    while True:
+        output.append(sample(history))
+        history = extend_history(history, output[-1])
+        stops = [*params.stop_token_ids, *([] if params.ignore_eos else request.eos_token_ids)]
+        if len(output) >= params.min_tokens and output[-1] in stops:
+            return output, FinishReason.STOP
+        if len(output) == params.max_tokens or len(request.prompt_token_ids) + len(output) == limit:
+            return output, FinishReason.LENGTH
+
+
+def expected_prompt_logprobs(request: EngineCoreRequest) -> list[TokenLogprobs]:
+    history, result = empty_history(request.cache_salt), []
+    prompt = request.prompt_token_ids
+    for position, token_id in enumerate(prompt):
+        if position > 0:
+            result.append(prompt_logprob(history, token_id))
+        history = extend_history(history, token_id)
+    return result
+
+
+class _State:
+    def __init__(self, new: NewRequestData, salt: str | None) -> None:
+        self.tokens = list(new.token_ids)
+        self.table = list(new.block_ids)
+        self.num_computed = new.num_computed_tokens
+        self.num_prompt_tokens = new.num_prompt_tokens
+        self.wants_prompt_logprobs = new.sampling_params.prompt_logprobs is not None
+        self.histories = [empty_history(salt)]  # histories[p]: before position p
+
+    def history(self, position: int) -> int:
+        while len(self.histories) <= position:
+            token_id = self.tokens[len(self.histories) - 1]
+            self.histories.append(extend_history(self.histories[-1], token_id))
+        return self.histories[position]
+
+
+class CheckingWorker:
+    """``salts`` tells the cache salts of requests, which plans do not carry; ``failing`` ids give an error."""
+
+    def __init__(self, config: SchedulerConfig, block_size: int, num_blocks: int) -> None:
+        self.config, self.block_size = config, block_size
+        self.cells: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
+        self.states: dict[str, _State] = {}
+        self.salts: dict[str, str | None] = {}
+        self.failing: set[str] = set()
+
+    def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        """Run one plan; AssertionError if it is not sound."""
+        self._take_in(plan)
+        self._write(plan)
+        sampled, prompt_logprobs = {}, {}
+        for request_id, count in plan.num_scheduled_tokens.items():
+            state = self.states[request_id]
+            start, end = state.num_computed, state.num_computed + count
+            for position in range(end):
+                block_id, offset = state.table[position // self.block_size], position % self.block_size
+                assert self.cells[block_id][offset] == state.history(position + 1), f"{request_id} reads foreign KV"
+            if state.wants_prompt_logprobs and start + 1 < state.num_prompt_tokens:
+                prompt_logprobs[request_id] = [
+                    prompt_logprob(state.history(p), state.tokens[p])
+                    for p in range(start + 1, min(end + 1, state.num_prompt_tokens))
+                ]
+            state.num_computed = end
+            if end == len(state.tokens):
+                sampled[request_id] = [sample(state.history(end))]
+                state.tokens += sampled[request_id]
+        errors = dict.fromkeys(self.failing & plan.num_scheduled_tokens.keys(), "broken")
+        return ModelRunnerOutput(
+            step_id=plan.step_id,
+            sampled_token_ids={k: v for k, v in sampled.items() if k not in errors},
+            prompt_logprobs=prompt_logprobs,
+            errors=errors,
+        )
+
+    def _take_in(self, plan: SchedulerOutput) -> None:
+        for request_id in plan.finished_request_ids:
+            del self.states[request_id]
+        for new in plan.new_requests:
+            assert new.request_id not in self.states
+            self.states[new.request_id] = _State(new, self.salts.get(new.request_id))
+        for cached in plan.cached_requests:
+            state = self.states[cached.request_id]
+            assert cached.num_computed_tokens == state.num_computed
+            state.table += cached.new_block_ids
+        listed = [r.request_id for r in [*plan.new_requests, *plan.cached_requests]]
+        assert sorted(listed) == sorted(plan.num_scheduled_tokens)
+        assert all(count > 0 for count in plan.num_scheduled_tokens.values())
+        assert plan.total_num_scheduled_tokens <= self.config.max_num_batched_tokens
+        assert len(self.states) <= self.config.max_num_seqs
+
+    def _write(self, plan: SchedulerOutput) -> None:
+        new = {request.request_id for request in plan.new_requests}  # these may read what this very step writes
+        old = {request_id: state for request_id, state in self.states.items() if request_id not in new}
+        owners = Counter(block_id for state in old.values() for block_id in state.table)
+        for request_id, count in plan.num_scheduled_tokens.items():
+            state = self.states[request_id]
+            assert len(set(state.table)) == len(state.table)
+            assert state.num_computed + count <= len(state.tokens), f"{request_id}: tokens nobody knows"
+            for position in range(state.num_computed, state.num_computed + count):
+                block_id = state.table[position // self.block_size]
+                assert 0 < block_id < len(self.cells)
+                assert owners[block_id] == (request_id in old), f"{request_id} writes into shared block {block_id}"
+                self.cells[block_id][position % self.block_size] = state.history(position + 1)
+
+
+class ByPriority(FcfsPolicy):
+    """Ranks by (priority, arrival) but serves in order of admission: a victim may already be in the step's plan."""
+
+    def peek(self) -> Request | None:
+        return min(self, key=_rank, default=None)
+
+    def victim(self, running: Sequence[Request]) -> Request:
+        return max(running, key=_rank)
+
+
+def _rank(request: Request) -> tuple[int, float]:
+    return request.source.priority, request.queued_time
+
+
+@dataclass
+class Received:
+    """All that the front end got of one request."""
+
+    tokens: list[int] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    outputs: list[EngineCoreOutput] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+
+class Loop:
+    """Scheduler and CheckingWorker with up to ``depth`` steps in flight, and all that is true of every step."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        cache: CacheConfig,
+        *,
+        num_blocks: int,
+        max_model_len: int = 1000,
+        depth: int = 1,
+        by_priority: bool = False,
+    ) -> None:
+        self.scheduler = Scheduler(config, cache, num_blocks, max_model_len)
+        if by_priority:
+            self.scheduler._policy = ByPriority()
+        self.worker = CheckingWorker(config, cache.block_size, num_blocks)
+        self.limit = min(max_model_len, (num_blocks - 1) * cache.block_size + 1)
+        self.depth = depth
+        self.in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
+        self.requests: dict[str, EngineCoreRequest] = {}
+        self.received: dict[str, Received] = {}
+        self.num_plans = 0
+
+    def add(self, request: EngineCoreRequest) -> None:
+        self.scheduler.add_request(request)
+        self.worker.salts[request.request_id] = request.cache_salt
+        self.requests[request.request_id] = request
+        self.received[request.request_id] = Received()
+
+    def abort(self, request_ids: list[str]) -> None:
+        self._receive(self.scheduler.abort(request_ids))
+
+    def step(self) -> SchedulerOutput | None:
+        """Plan until ``depth`` steps are in flight, then take in the oldest result; the last plan, if there was one."""
+        plan = None
+        while len(self.in_flight) < self.depth:
+            runnable = {r.request_id for r in self.scheduler._running if r.num_wanted > 0}
+            plan = self.scheduler.schedule()
+            self.scheduler.check_invariants()
+            skipped = runnable - plan.num_scheduled_tokens.keys() - set(plan.finished_request_ids)
+            assert not skipped, f"{skipped} could run but got nothing"
+            if plan.is_empty:
+                assert self.in_flight or not self.scheduler.has_requests(), "nothing to do, yet requests wait"
+                break
+            self.num_plans += 1
+            self.in_flight.append((plan, self.worker.execute(plan)))
+        if self.in_flight:
+            outputs = self.scheduler.update(*self.in_flight.popleft())
+            self.scheduler.check_invariants()
+            assert outputs.stats is not None
+            assert 0.0 <= outputs.stats.kv_cache_usage <= 1.0
+            self._receive(outputs.outputs)
+        return plan
+
+    def run(self) -> None:
+        """Until nothing is left; more steps than an uncontended run of each request after the other is a livelock."""
+        bound = self.num_plans + sum(min(self.limit, 1000) + 4 for _ in self.requests) + 8
+        while self.scheduler.has_requests() or self.in_flight:
+            self.step()
+            assert self.num_plans < bound, "livelock"
+        assert not self.worker.states
+        assert self.scheduler.num_running == self.scheduler.num_waiting == 0
+        pool = self.scheduler._kv.pool
+        assert pool.num_free == pool.num_usable
+
+    def check_results(self) -> None:
+        """Each finished request gave what it gives alone (or, if it was ended from outside, the beginning of that)."""
+        for request_id, received in self.received.items():
+            request = self.requests[request_id]
+            tokens, reason = expected_output(request, self.limit)
+            if received.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+                assert (received.tokens, received.finish_reason) == (tokens, reason)
+                if request.sampling_params.prompt_logprobs is not None:
+                    assert received.prompt_logprobs == expected_prompt_logprobs(request)
+            else:
+                assert received.tokens == tokens[: len(received.tokens)]
+
+    def _receive(self, outputs: list[EngineCoreOutput]) -> None:
+        for output in outputs:
+            received = self.received[output.request_id]
+            assert received.finish_reason is None, f"{output.request_id} speaks after its end"
+            assert output.num_cached_tokens < len(self.requests[output.request_id].prompt_token_ids)
+            received.outputs.append(output)
+            received.tokens += output.new_token_ids
+            received.prompt_logprobs += output.new_prompt_logprobs or []
+            received.finish_reason = output.finish_reason

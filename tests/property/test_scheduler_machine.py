@@ -1,0 +1,125 @@
+"""Any mix of requests, pool sizes, chunking, preemption, sharing, aborts and steps in flight gives the same tokens."""
+
+from __future__ import annotations
+
+import contextlib
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from octavo.config import SchedulerConfig
+from octavo.exceptions import ValidationError
+from octavo.messages import FinishReason
+from tests.core.checking_worker import VOCAB, Loop, cache_config, make_request
+
+# Prompts are cut out of a few texts, so that many share a beginning.
+TEXTS = [[(3 * i + 7 * text) % VOCAB for i in range(40)] for text in range(2)]
+
+
+@st.composite
+def prompts(draw: st.DrawFn) -> list[int]:
+    text = draw(st.sampled_from(TEXTS))
+    return text[: draw(st.sampled_from([1, 3, 8, 16, 17, 30]))] + draw(st.lists(st.integers(0, VOCAB - 1), max_size=3))
+
+
+@st.composite
+def loops(draw: st.DrawFn) -> Loop:
+    num_seqs = draw(st.integers(1, 5))
+    config = SchedulerConfig(
+        max_num_seqs=num_seqs,
+        max_num_batched_tokens=draw(st.integers(num_seqs, 40)),
+        enable_chunked_prefill=draw(st.booleans()),
+        long_prefill_token_threshold=draw(st.sampled_from([0, 0, 1, 5])),
+    )
+    cache = cache_config(draw(st.sampled_from([1, 2, 4, 4, 8])), enable_prefix_caching=draw(st.booleans()))
+    return Loop(
+        config,
+        cache,
+        num_blocks=draw(st.integers(2, 9) | st.integers(9, 24)),
+        max_model_len=draw(st.sampled_from([2, 20, 60])),
+        depth=draw(st.integers(1, 3)),
+        by_priority=draw(st.booleans()),
+    )
+
+
+sampling = st.fixed_dictionaries(
+    {
+        "max_tokens": st.sampled_from([1, 2, 5, 20, 20, None]),
+        "min_tokens": st.sampled_from([0, 1]),
+        "prompt_logprobs": st.sampled_from([None, None, 0]),
+        "stop_token_ids": st.sampled_from([[], [], [5], [3, 8]]),
+        "eos": st.booleans(),
+        "salt": st.sampled_from([None, None, None, None, "a"]),
+        "priority": st.integers(0, 2),
+    }
+)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Requests come, are aborted, fail, and the cache is reset, at any moment between two steps."""
+
+    @initialize(loop=loops())
+    def start(self, loop: Loop) -> None:
+        self.loop = loop
+        self.num_requests = 0
+
+    @rule(prompt=prompts(), params=sampling)
+    def add(self, prompt: list[int], params: dict[str, object]) -> None:
+        request = make_request(f"r{self.num_requests}", prompt, **params)
+        self.num_requests += 1
+        with contextlib.suppress(ValidationError):
+            self.loop.add(request)
+
+    @rule(count=st.integers(1, 6))
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.loop.step()
+
+    @rule(number=st.integers(0, 20))
+    def abort(self, number: int) -> None:
+        self.loop.abort([f"r{number}", "unknown"])
+
+    @rule(number=st.integers(0, 20))
+    def break_request(self, number: int) -> None:
+        self.loop.worker.failing.add(f"r{number}")
+
+    @rule()
+    def reset_prefix_cache(self) -> None:
+        self.loop.scheduler.reset_prefix_cache()
+
+    @invariant()
+    def sound(self) -> None:
+        if hasattr(self, "loop"):
+            self.loop.scheduler.check_invariants()
+
+    def teardown(self) -> None:
+        if hasattr(self, "loop"):
+            self.loop.run()
+            self.loop.check_results()
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(
+    max_examples=80, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+)
+
+
+@given(loop=loops(), batch=st.lists(st.tuples(prompts(), sampling), min_size=1, max_size=8))
+@settings(max_examples=150, deadline=None)
+def test_every_request_of_a_crowd_gives_what_it_gives_alone(loop: Loop, batch: list) -> None:
+    admitted = 0
+    for number, (prompt, params) in enumerate(batch):
+        try:
+            loop.add(make_request(f"r{number}", prompt, **params))
+            admitted += 1
+        except ValidationError:
+            continue
+    loop.run()
+    loop.check_results()
+    assert len(loop.received) == admitted
+    for received in loop.received.values():
+        assert received.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+        assert received.outputs[0].queued_time is not None
+        assert received.outputs[0].scheduled_time is not None
+        assert all(output.queued_time is None for output in received.outputs[1:])

@@ -1,0 +1,49 @@
+"""Long random runs in pools that are far too small: what short examples cannot reach."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from octavo.config import SchedulerConfig
+from octavo.messages import FinishReason
+from tests.core.checking_worker import VOCAB, Loop, cache_config, make_request
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("by_priority", [False, True], ids=["fcfs", "priority"])
+@pytest.mark.parametrize("chunked", [True, False], ids=["chunked", "whole"])
+@pytest.mark.parametrize("seed", range(4))
+def test_storm(depth: int, by_priority: bool, chunked: bool, seed: int) -> None:
+    rng = random.Random(f"{depth} {by_priority} {chunked} {seed}")
+    texts = [[rng.randrange(VOCAB) for _ in range(40)] for _ in range(3)]
+    config = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=48, enable_chunked_prefill=chunked)
+    cache = cache_config(4, enable_prefix_caching=seed != 3)
+    loop = Loop(config, cache, num_blocks=24, max_model_len=90, depth=depth, by_priority=by_priority)
+    preemptions = cached = 0
+    for number in range(80):
+        prompt = rng.choice(texts)[: rng.randint(1, 40)] + [rng.randrange(VOCAB) for _ in range(rng.randint(0, 6))]
+        loop.add(
+            make_request(
+                f"r{number}",
+                prompt,
+                eos=rng.random() < 0.2,
+                salt=rng.choice([None, None, "a"]),
+                priority=rng.randrange(3),
+                max_tokens=rng.choice([1, 10, 40]),
+                prompt_logprobs=rng.choice([None, None, None, 0]),
+            )
+        )
+        if rng.random() < 0.1:
+            loop.abort([f"r{rng.randrange(number + 1)}"])
+        for _ in range(rng.randrange(6)):
+            loop.step()
+    loop.run()
+    loop.check_results()
+    for received in loop.received.values():
+        assert received.finish_reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT)
+        preemptions += received.outputs[-1].num_preemptions
+        cached += received.outputs[-1].num_cached_tokens
+    assert preemptions > 0, "the pool is not small enough"
+    assert (cached > 0) == cache.enable_prefix_caching
