@@ -56,7 +56,10 @@ def metric(engine: AsyncLLM, pattern: str) -> float:
 
 def successes(engine: AsyncLLM) -> dict[str, float]:
     text = engine.render_metrics().decode()
-    return {r: float(v) for r, v in re.findall(r'^vllm:request_success_total{.*?finished_reason="(\w+)".*} (\S+)$', text, re.M)}
+    return {
+        r: float(v)
+        for r, v in re.findall(r'^vllm:request_success_total{.*?finished_reason="(\w+)".*} (\S+)$', text, re.M)
+    }
 
 
 async def test_same_tokens_as_in_process(tiny_async: AsyncLLM, tiny_engine: LLMEngine) -> None:
@@ -64,7 +67,7 @@ async def test_same_tokens_as_in_process(tiny_async: AsyncLLM, tiny_engine: LLME
     (expected,) = [output for _ in range(20) for output in tiny_engine.step()]
     assert await read(tiny_async, "the lazy dog", params()) == expected.outputs[0].token_ids
     assert tiny_async.info.max_model_len == tiny_engine.info.max_model_len
-    assert [name for name, _ in tiny_async.info.phases][0] == "start core process"
+    assert next(name for name, _ in tiny_async.info.phases) == "start core process"
     assert "kernels" in tiny_async.info.facts
 
 

@@ -24,7 +24,9 @@ def processor(tiny_model: str) -> InputProcessor:
     return InputProcessor(load_tokenizer(tiny_model), info(), make_config(tiny_model))
 
 
-def refusal(processor: InputProcessor, prompt: Any, params: SamplingParams | None = None, **kwargs: Any) -> ValidationError:
+def refusal(
+    processor: InputProcessor, prompt: Any, params: SamplingParams | None = None, **kwargs: Any
+) -> ValidationError:
     with pytest.raises(ValidationError) as caught:
         processor.process(prompt, params or SamplingParams(), **kwargs)
     return caught.value
@@ -115,9 +117,7 @@ def test_prompt_longer_than_a_step_without_chunking(tiny_model: str) -> None:
         ("min_tokens", {"max_tokens": None, "min_tokens": 64}),
     ],
 )
-def test_parameters_that_depend_on_the_model(
-    processor: InputProcessor, parameter: str, params: dict[str, Any]
-) -> None:
+def test_parameters_that_depend_on_the_model(processor: InputProcessor, parameter: str, params: dict[str, Any]) -> None:
     assert refusal(processor, [1], SamplingParams(**params)).parameter == parameter
 
 

@@ -54,7 +54,9 @@ def test_the_three_kinds_tell_the_same(tiny_engine: LLMEngine) -> None:
 
 
 def test_logprobs(tiny_engine: LLMEngine) -> None:
-    (final,) = run(tiny_engine, (PROMPT, params(logprobs=3, prompt_logprobs=2, output_kind=RequestOutputKind.FINAL_ONLY)))
+    (final,) = run(
+        tiny_engine, (PROMPT, params(logprobs=3, prompt_logprobs=2, output_kind=RequestOutputKind.FINAL_ONLY))
+    )
     sample = final[0].outputs[0]
     assert sample.logprobs is not None
     assert len(sample.logprobs) == 24

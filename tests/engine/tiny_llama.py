@@ -1,4 +1,4 @@
-"""A tiny Llama with random weights and a tokenizer trained on the spot, for the real engine on the reference backend."""
+"""A tiny Llama with random weights and a tokenizer trained on the spot, for the real engine and reference backend."""
 
 from __future__ import annotations
 
