@@ -43,7 +43,7 @@ class KVCacheManager:
     @property
     def usage(self) -> float:
         """Referenced blocks / usable blocks, 0..1."""
-        return 1.0 - self.pool.num_free / self.pool.num_usable
+        return (self.pool.num_usable - self.pool.num_free) / self.pool.num_usable
 
     def find_prefix(self, request: Request) -> list[Block]:
         """Blocks that already hold the request's first tokens, never the last known one (its logits are needed)."""
