@@ -43,12 +43,14 @@ REMOVED_FILTERS = ("batch", "center", "filesizeformat", "pprint", "random", "sli
 REMOVED_GLOBALS = ("cycler", "joiner", "lipsum")
 REMOVED_METHODS = frozenset({"encode", "expandtabs", "maketrans", "translate"})  # of str
 PADDING_METHODS = frozenset({"center", "ljust", "rjust", "zfill"})
+BOUND_METHODS = PADDING_METHODS | REMOVED_METHODS | {"replace", "join", "format", "format_map"}
 COMPARISONS = ("eq", "==", "equalto", "ne", "!=", "in", "lt", "<", "lessthan", "le", "<=", "gt", ">", "ge", ">=")
 WALKING_FILTERS = (
     *("string", "upper", "lower", "title", "capitalize", "trim", "escape", "e", "forceescape", "safe", "urlencode"),
     *("sort", "unique", "min", "max", "groupby", "dictsort", "truncate", "striptags", "wordcount", "int", "float"),
 )
-WIDE_FIELD = re.compile(r"\d{5,}|\*|%\(?.*\{|\{[^}]*\{")  # a field width of 5 digits, or one computed from a value
+# A field width of 5 digits or more, or one taken from a value. Each alternative is linear in the pattern's length.
+WIDE_FIELD = re.compile(r"\d{5}|%[-+ #0]{0,8}\d{0,8}\.?\*|\{[^{}:]*:[^{}]*\{")
 
 
 class _Budget:
@@ -224,18 +226,17 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 (names as in jinja2)
         _tick()
+        if isinstance(getattr(__obj, "__self__", None), list | tuple | Mapping):  # index, count and get compare
+            _measure(args)
         return super().call(__context, __obj, *args, **kwargs)
-
-    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        if isinstance(obj, str | bytes) and attr in REMOVED_METHODS:
-            return False
-        return super().is_safe_attribute(obj, attr, value)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """jinja2's hook on every attribute a template reads: methods of str get their bound here."""
         owner, name = getattr(value, "__self__", None), getattr(value, "__name__", "")
-        if not isinstance(owner, str):
+        if not isinstance(owner, str) or name not in BOUND_METHODS:
             return super().wrap_str_format(value)
+        if name in REMOVED_METHODS:
+            raise _fault(f"the method {name!r} is not available")
         method = super().wrap_str_format(value) or value
 
         @functools.wraps(value)
@@ -257,7 +258,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return "".join(map(str, parts))
 
     def measured(self, value: Any) -> Any:
-        """What the sides of a comparison compile to."""
+        """What tuples and the sides of a comparison compile to."""
         return _printable(value)
 
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
@@ -267,7 +268,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             compare.expr = _call("measured", compare, compare.expr)
             for operand in compare.ops:
                 operand.expr = _call("measured", compare, operand.expr)
-        source = _ConcatToCall().visit(source)
+        source = _MeasureBuilt().visit(source)
         source.set_environment(self)
         return super()._generate(source, *args, **kwargs)
 
@@ -284,10 +285,15 @@ def _call(method: str, at: nodes.Node, *args: nodes.Expr) -> nodes.Call:
     return nodes.Call(nodes.EnvironmentAttribute(method), list(args), [], None, None, lineno=at.lineno)
 
 
-class _ConcatToCall(NodeTransformer):
+class _MeasureBuilt(NodeTransformer):
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802 (jinja2's naming)
         self.generic_visit(node)
         return _call("concat_bounded", node, *node.nodes)
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
+        """Tuples may be keys, and hashing one walks all of it."""
+        self.generic_visit(node)
+        return _call("measured", node, node) if node.ctx == "load" else node
 
 
 class _Generation(Extension):
@@ -305,9 +311,9 @@ def _raise_exception(message: Any) -> None:
 
 
 def _strftime_now(pattern: str) -> str:
-    _check_format(pattern, ())
     if len(pattern) > 256:
         raise _fault("a date format of more than 256 characters")
+    _check_format(pattern, ())
     return datetime.now().strftime(pattern)
 
 
@@ -324,7 +330,7 @@ def _range(*args: int) -> range:
     result = range(*args)
     if len(result) > MAX_RANGE:
         raise _fault(f"a range of more than {MAX_RANGE} numbers")
-    _bounded(8 * len(result))
+    _bounded(64 * len(result))  # bytes of memory of a list of them
     return result
 
 
@@ -358,7 +364,7 @@ def _check_sides(*sides: Any) -> None:
         _printable(side)
 
 
-def _guarded(inner: Callable[..., Any], check: Callable[..., Any]) -> Callable[..., Any]:
+def _guarded(inner: Any, check: Callable[..., Any]) -> Callable[..., Any]:
     """``inner``, a filter or test, after ``check`` on the template's own arguments."""
 
     @functools.wraps(inner)  # keeps jinja2's mark of a context argument before the value
