@@ -74,9 +74,9 @@ class AsyncLLM:
         """
         client = AsyncCoreClient(config)
         try:
-            tokenizer_task = asyncio.create_task(asyncio.to_thread(load_tokenizer, config.model.model))
-            info = await client.ready(on_phase)
-            return cls(config, client, await tokenizer_task, info)
+            reading = asyncio.to_thread(load_tokenizer, config.model.model)
+            tokenizer, info = await asyncio.gather(reading, client.ready(on_phase))
+            return cls(config, client, tokenizer, info)
         except BaseException:
             await client.shutdown()
             raise

@@ -87,6 +87,7 @@ class AsyncCoreClient:
         self._decoder = msgspec.msgpack.Decoder(Message)
         self._requests: list[EngineCoreRequest] = []
         self._abort_ids: list[str] = []
+        self._loaded = False
         self._closing = False
         self._exited = asyncio.Event()
         self._receiving: asyncio.Future[bytes] | None = None
@@ -156,6 +157,7 @@ class AsyncCoreClient:
             if message.failure is not None:
                 raise _as_exception(message.failure)
             if message.ready is not None:
+                self._loaded = True
                 return message.ready
 
     async def outputs(self) -> EngineCoreOutputs:
@@ -201,7 +203,10 @@ class AsyncCoreClient:
             return
         self._closing = True
         self.error = self.error or EngineDeadError("the engine is shut down")
-        self._commands.send(self._encoder.encode(Command(shutdown=True)), zmq.NOBLOCK)
+        if self._loaded:
+            self._commands.send(self._encoder.encode(Command(shutdown=True)), zmq.NOBLOCK)
+        else:
+            self._process.kill()  # busy loading, it would not listen
         try:
             await asyncio.wait_for(self._exited.wait(), EXIT_SECONDS)
         except TimeoutError:

@@ -20,6 +20,7 @@ import zmq
 
 from octavo.engine.core import EngineCore, PhaseClock
 from octavo.engine.wire import LENGTH_BYTES, Command, Failure, Launch, Message
+from octavo.exceptions import OctavoError
 from octavo.messages import EngineCoreOutputs
 
 logger = logging.getLogger(__name__)
@@ -133,7 +134,8 @@ def main(started: float | None = None) -> None:
         process.send(Message(ready=core.info))
         process.run(core)
     except Exception as error:
-        logger.error("engine core failed", exc_info=error)
+        if not isinstance(error, OctavoError):  # those explain themselves, and the front end shows them
+            logger.error("engine core failed", exc_info=error)
         process.send(Message(failure=Failure(kind=type(error).__name__, message=str(error) or repr(error))))
         status = 1
     if core is not None:

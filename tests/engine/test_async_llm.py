@@ -222,9 +222,27 @@ async def test_shutdown_drains_then_aborts(tiny_model: str) -> None:
 async def test_start_up_errors_keep_their_class(tiny_model: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="kv_cache_memory"):
         await AsyncLLM.create(make_config(tiny_model, kv_cache_memory=100))
+    (tmp_path / "tokenizer.json").write_bytes((Path(tiny_model) / "tokenizer.json").read_bytes())
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelError, match=r"config\.json"):
         await AsyncLLM.create(make_config(str(tmp_path)))
+
+
+async def test_a_missing_tokenizer_ends_the_start(tiny_model: str, tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((Path(tiny_model) / name).read_bytes())
+    with pytest.raises(ModelError, match=r"tokenizer\.json"):
+        await AsyncLLM.create(make_config(str(tmp_path)))
+
+
+async def test_a_core_that_fails_says_why(tiny_async: AsyncLLM) -> None:
+    stream = tiny_async.generate([1], params(LONG))
+    await anext(stream)
+    tiny_async._client._commands.send(b"junk")
+    with pytest.raises(EngineDeadError, match="Expected `object`"):
+        await drain(stream)
+    with pytest.raises(EngineDeadError, match="Expected `object`"):
+        await tiny_async.check_health()
 
 
 async def test_phases_are_told_in_order(tiny_model: str) -> None:
