@@ -16,6 +16,7 @@ from octavo.program import ProgramBuilder, Rope, Value
 
 HF = Mapping[str, Any]
 _MISSING: Any = object()
+_MAX_HEAD_DIM = 4096  # a table of frequencies is made before the config is compared with the tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,19 +68,32 @@ def read(hf: HF, key: str, kind: type, default: Any = _MISSING) -> Any:
         if default is _MISSING:
             raise FormatError("config", "missing", key=key)
         return default
-    if kind is float and type(value) is int:
+    if kind is float and type(value) is int and abs(value) < 2**53:
         value = float(value)
     if type(value) is not kind:
-        raise FormatError("config", f"{value!r} is not of type {kind.__name__}", key=key)
+        raise FormatError("config", f"{value!r:.80} is not of type {kind.__name__}", key=key)
     return value
 
 
-def read_size(hf: HF, key: str, default: Any = _MISSING) -> int:
-    """A positive integer of the config."""
+def read_size(hf: HF, key: str, default: Any = _MISSING, *, most: int = 2**31 - 1) -> int:
+    """A positive integer of the config, ``most`` at most."""
     value: int = read(hf, key, int, default)
-    if value < 1:
-        raise FormatError("config", f"{value} is not positive", key=key)
+    if not 1 <= value <= most:
+        raise FormatError("config", f"{value!r:.80} is not in 1..{most}", key=key)
     return value
+
+
+def read_positive(hf: HF, key: str, default: Any = _MISSING) -> float:
+    """A positive, finite number of the config."""
+    value: float = read(hf, key, float, default)
+    if not 0 < value < math.inf:
+        raise FormatError("config", f"{value} is not a positive number", key=key)
+    return value
+
+
+def read_window(hf: HF) -> int | None:
+    """``sliding_window``, or None if there is none."""
+    return None if hf.get("sliding_window") is None else read_size(hf, "sliding_window")
 
 
 def decoder_fields(hf: HF, *, window: int | None) -> dict[str, Any]:
@@ -91,7 +105,7 @@ def decoder_fields(hf: HF, *, window: int | None) -> dict[str, Any]:
     if (act := read(hf, "hidden_act", str, "silu")) != "silu":
         raise UnsupportedModel(f"hidden_act = {act!r}: only 'silu' is supported")
     hidden, heads = read_size(hf, "hidden_size"), read_size(hf, "num_attention_heads")
-    head_dim = read_size(hf, "head_dim", hidden // heads)
+    head_dim = read_size(hf, "head_dim", hidden // heads, most=_MAX_HEAD_DIM)
     kv_heads = read_size(hf, "num_key_value_heads", heads)
     if heads % kv_heads:
         raise FormatError("config", f"{kv_heads} KV heads do not divide {heads} heads", key="num_key_value_heads")
@@ -105,7 +119,7 @@ def decoder_fields(hf: HF, *, window: int | None) -> dict[str, Any]:
         "head_dim": head_dim,
         "vocab_size": read_size(hf, "vocab_size"),
         "max_position": min(max_position, window) if window else max_position,
-        "rms_norm_eps": read(hf, "rms_norm_eps", float, 1e-6),
+        "rms_norm_eps": read_positive(hf, "rms_norm_eps", 1e-6),
         "tie_word_embeddings": read(hf, "tie_word_embeddings", bool, False),
         "rope": read_rope(hf, head_dim, max_position),
     }
@@ -117,18 +131,20 @@ def read_rope(hf: HF, head_dim: int, max_position: int) -> Rope:
     Types: default, linear, llama3, yarn, and ``frequency_factors`` (GGUF's rope_freqs tensor). Raises UnsupportedModel.
     """
     parameters = dict(read(hf, "rope_scaling", dict, {})) | dict(read(hf, "rope_parameters", dict, {}))
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    kind = read(parameters, "rope_type", str, read(parameters, "type", str, "default"))
     if kind not in _ROPE_TYPES:
         raise UnsupportedModel(f"rope_type = {kind!r}: must be one of {', '.join(sorted(_ROPE_TYPES))}")
-    theta = read(parameters, "rope_theta", float, read(hf, "rope_theta", float, 10000.0))
-    partial = read(parameters, "partial_rotary_factor", float, read(hf, "partial_rotary_factor", float, 1.0))
-    rotary_dim = int(head_dim * partial)
+    theta = read_positive(parameters, "rope_theta", read_positive(hf, "rope_theta", 10000.0))
+    partial = read_positive(parameters, "partial_rotary_factor", read_positive(hf, "partial_rotary_factor", 1.0))
+    rotary_dim = round(head_dim * min(partial, 2.0))
     if theta <= 1.0 or rotary_dim < 2 or rotary_dim % 2 or rotary_dim > head_dim:
         raise FormatError(
             "config", f"rope theta {theta}, {rotary_dim} of {head_dim} elements rotated", key="rope_theta"
         )
     plain = [theta ** (-2.0 * j / rotary_dim) for j in range(rotary_dim // 2)]
     inv_freq, attention_factor = _ROPE_TYPES[kind](plain, parameters, theta, max_position)
+    if not all(math.isfinite(f) for f in inv_freq):
+        raise FormatError("config", f"frequencies of type {kind} are not finite", key="rope_parameters")
     return Rope(head_dim, tuple(inv_freq), attention_factor)
 
 
@@ -140,12 +156,12 @@ def _default(plain: list[float], p: HF, theta: float, max_position: int) -> Freq
 
 
 def _linear(plain: list[float], p: HF, theta: float, max_position: int) -> Frequencies:
-    factor = read(p, "factor", float)
+    factor = read_positive(p, "factor")
     return [f / factor for f in plain], 1.0
 
 
 def _frequency_factors(plain: list[float], p: HF, theta: float, max_position: int) -> Frequencies:
-    factors = read(p, "factors", list)
+    factors = [read_positive({"factors": factor}, "factors") for factor in read(p, "factors", list)]
     if len(factors) != len(plain):
         raise FormatError("config", f"{len(factors)} factors for {len(plain)} frequencies", key="factors")
     return [f / factor for f, factor in zip(plain, factors)], 1.0
@@ -153,7 +169,9 @@ def _frequency_factors(plain: list[float], p: HF, theta: float, max_position: in
 
 def _llama3(plain: list[float], p: HF, theta: float, max_position: int) -> Frequencies:
     """Llama 3.1: long wavelengths are stretched by ``factor``, short ones kept, those between interpolated."""
-    factor, low, high = (read(p, key, float) for key in ("factor", "low_freq_factor", "high_freq_factor"))
+    factor, low, high = (read_positive(p, key) for key in ("factor", "low_freq_factor", "high_freq_factor"))
+    if not low < high:
+        raise FormatError("config", f"{high} is not above low_freq_factor {low}", key="high_freq_factor")
     context = read_size(p, "original_max_position_embeddings", max_position)
     out = []
     for f in plain:
@@ -165,13 +183,16 @@ def _llama3(plain: list[float], p: HF, theta: float, max_position: int) -> Frequ
 
 def _yarn(plain: list[float], p: HF, theta: float, max_position: int) -> Frequencies:
     """YaRN (Peng et al., 2023), section 3.2, with the paper's attention factor unless the config has its own."""
-    factor, pairs = read(p, "factor", float), len(plain)
+    factor, pairs = read_positive(p, "factor"), len(plain)
     context = read_size(p, "original_max_position_embeddings", max_position)
 
     def pair_that_turns(rotations: float) -> float:
         return pairs * math.log(context / (rotations * 2 * math.pi)) / math.log(theta)
 
-    low, high = pair_that_turns(read(p, "beta_fast", float, 32.0)), pair_that_turns(read(p, "beta_slow", float, 1.0))
+    fast, slow = read_positive(p, "beta_fast", 32.0), read_positive(p, "beta_slow", 1.0)
+    if fast < slow:
+        raise FormatError("config", f"{fast} is below beta_slow {slow}", key="beta_fast")
+    low, high = pair_that_turns(fast), pair_that_turns(slow)
     if read(p, "truncate", bool, True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, 2 * pairs - 1)
@@ -182,9 +203,10 @@ def _yarn(plain: list[float], p: HF, theta: float, max_position: int) -> Frequen
     def temperature(mscale: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
-    mscale, mscale_all = read(p, "mscale", float, 0.0), read(p, "mscale_all_dim", float, 0.0)
-    paper = temperature(mscale) / temperature(mscale_all) if mscale and mscale_all else temperature(1.0)
-    return out, read(p, "attention_factor", float, paper)
+    paper = temperature(1.0)
+    if p.get("mscale") and p.get("mscale_all_dim"):  # DeepSeek's variant; zero stands for none
+        paper = temperature(read_positive(p, "mscale")) / temperature(read_positive(p, "mscale_all_dim"))
+    return out, read_positive(p, "attention_factor", paper)
 
 
 _ROPE_TYPES = {

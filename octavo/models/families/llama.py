@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo.models.family import Family
-from octavo.models.parts import DECODER_WEIGHTS, DecoderConfig, attention, decoder_fields, read, swiglu
+from octavo.models.parts import DECODER_WEIGHTS, DecoderConfig, attention, decoder_fields, read, read_window, swiglu
 from octavo.program import Program, ProgramBuilder
 
 
@@ -22,7 +22,7 @@ class LlamaConfig(DecoderConfig):
     def from_hf(cls, hf: Mapping[str, Any]) -> LlamaConfig:
         """From config.json. Raises FormatError or UnsupportedModel."""
         return cls(
-            **decoder_fields(hf, window=read(hf, "sliding_window", int, None)),
+            **decoder_fields(hf, window=read_window(hf)),
             attention_bias=read(hf, "attention_bias", bool, False),
             mlp_bias=read(hf, "mlp_bias", bool, False),
         )

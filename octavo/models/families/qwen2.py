@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo.models.family import Family
-from octavo.models.parts import DECODER_WEIGHTS, DecoderConfig, attention, decoder_fields, read, swiglu
+from octavo.models.parts import DECODER_WEIGHTS, DecoderConfig, attention, decoder_fields, read, read_window, swiglu
 from octavo.program import Program, ProgramBuilder
 
 
@@ -19,7 +19,7 @@ class Qwen2Config(DecoderConfig):
     def from_hf(cls, hf: Mapping[str, Any]) -> Qwen2Config:
         """From config.json. ``sliding_window`` counts only with ``use_sliding_window``. Raises ModelError."""
         sliding = read(hf, "use_sliding_window", bool, False)
-        return cls(**decoder_fields(hf, window=read(hf, "sliding_window", int, None) if sliding else None))
+        return cls(**decoder_fields(hf, window=read_window(hf) if sliding else None))
 
 
 def build(c: Qwen2Config) -> Program:
