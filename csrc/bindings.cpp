@@ -68,8 +68,8 @@ void run_step(Program& program, nb::handle token_ids, nb::handle positions, nb::
   program.run(step);
 }
 
-nb::ndarray<nb::numpy, const float, nb::ndim<2>> logits(nb::object self) {
-  const Program& program = nb::cast<const Program&>(self);
+nb::ndarray<nb::numpy, float, nb::ndim<2>> logits(nb::object self) {
+  Program& program = nb::cast<Program&>(self);
   const size_t shape[2] = {static_cast<size_t>(program.rows()), static_cast<size_t>(program.vocab_size())};
   return {program.logits(), 2, shape, self};
 }
@@ -184,6 +184,8 @@ void bind_program(nb::module_& m) {
              return best;
            })
       .def("copy_blocks", &Program::copy_blocks, "pairs"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("measure", &Program::measure, "on"_a)
+      .def("measurements", &Program::measurements)
       .def_prop_ro("kv_bytes", &Program::kv_bytes);
 }
 

@@ -1,5 +1,6 @@
 #include "program/program.h"
 
+#include <chrono>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -55,47 +56,49 @@ void Program::begin_rows(bool per_token) {
   phases_.back().per_token = per_token;
 }
 
-void Program::add_row_stage(std::unique_ptr<RowStage> stage) {
+void Program::add_row_stage(const char* name, std::unique_ptr<RowStage> stage) {
   if (phases_.empty() || phases_.back().wide) throw std::invalid_argument("begin_rows comes before row stages");
+  std::string& names = phases_.back().name;
+  names += names.empty() ? name : std::string(" + ") + name;
   phases_.back().rows.push_back(std::move(stage));
 }
 
-void Program::add_wide_stage(std::unique_ptr<WideStage> stage) {
+void Program::add_wide_stage(const char* name, std::unique_ptr<WideStage> stage) {
   phases_.emplace_back();
+  phases_.back().name = name;
   phases_.back().wide = std::move(stage);
 }
 
 void Program::add_embed(int64_t table, Place out) {
-  add_row_stage(std::make_unique<EmbedStage>(*kernels_.linear, linears_.at(table), view(out)));
+  add_row_stage("embed", std::make_unique<EmbedStage>(*kernels_.linear, linears_.at(table), view(out)));
 }
 
 void Program::add_rms_norm(Place x, const float* weight, float eps, Place out, int64_t width) {
-  add_row_stage(std::make_unique<RmsNormStage>(*kernels_.elementwise, view(x), weight, eps, view(out), width));
+  add_row_stage("rms_norm", std::make_unique<RmsNormStage>(*kernels_.elementwise, view(x), weight, eps, view(out), width));
 }
 
 void Program::add_add(Place a, Place b, Place out, int64_t width) {
-  add_row_stage(std::make_unique<AddStage>(*kernels_.elementwise, view(a), view(b), view(out), width));
+  add_row_stage("add", std::make_unique<AddStage>(*kernels_.elementwise, view(a), view(b), view(out), width));
 }
 
 void Program::add_silu_mul(Place x, Place out, int64_t width) {
-  add_row_stage(std::make_unique<SiluMulStage>(*kernels_.elementwise, view(x), view(out), width));
+  add_row_stage("silu_mul", std::make_unique<SiluMulStage>(*kernels_.elementwise, view(x), view(out), width));
 }
 
 void Program::add_gather(Place x, Place out, int64_t width) {
-  add_row_stage(std::make_unique<GatherStage>(view(x), view(out), width));
+  add_row_stage("gather", std::make_unique<GatherStage>(view(x), view(out), width));
 }
 
 void Program::add_rope_table(std::vector<float> inv_freq, float factor, Place out) {
-  add_row_stage(std::make_unique<RopeTableStage>(std::move(inv_freq), factor, view(out)));
+  add_row_stage("rope_table", std::make_unique<RopeTableStage>(std::move(inv_freq), factor, view(out)));
 }
 
 void Program::add_rope(Place x, Place out, Place table, int64_t heads, int64_t head_dim, int64_t pairs) {
-  add_row_stage(
-      std::make_unique<RopeStage>(*kernels_.elementwise, view(x), view(out), view(table), heads, head_dim, pairs));
+  add_row_stage("rope", std::make_unique<RopeStage>(*kernels_.elementwise, view(x), view(out), view(table), heads, head_dim, pairs));
 }
 
 void Program::add_write_kv(int64_t layer, Place k, Place v) {
-  add_row_stage(std::make_unique<WriteKvStage>(*kernels_.attention, kv_layer(layer), view(k), view(v)));
+  add_row_stage("write_kv", std::make_unique<WriteKvStage>(*kernels_.attention, kv_layer(layer), view(k), view(v)));
 }
 
 LinearCall Program::linear_call(int64_t linear, Place x, int64_t scratch) const {
@@ -108,7 +111,7 @@ LinearCall Program::linear_call(int64_t linear, Place x, int64_t scratch) const 
 }
 
 void Program::add_linear_prepare(int64_t linear, Place x, int64_t scratch, bool per_token) {
-  add_row_stage(std::make_unique<LinearPrepareStage>(*kernels_.linear, linear_call(linear, x, scratch), per_token));
+  add_row_stage("linear_prepare", std::make_unique<LinearPrepareStage>(*kernels_.linear, linear_call(linear, x, scratch), per_token));
 }
 
 void Program::add_linear(int64_t linear, Place x, Place out, const Place* residual, int64_t scratch, bool per_token) {
@@ -119,7 +122,7 @@ void Program::add_linear(int64_t linear, Place x, Place out, const Place* residu
     call.residual = view(*residual).data;
     call.ldr = residual->second;
   }
-  add_wide_stage(std::make_unique<LinearStage>(*kernels_.linear, call, per_token));
+  add_wide_stage("linear", std::make_unique<LinearStage>(*kernels_.linear, call, per_token));
 }
 
 void Program::add_attention(int64_t layer, Place q, Place out, float scale) {
@@ -131,7 +134,7 @@ void Program::add_attention(int64_t layer, Place q, Place out, float scale) {
   call.ldo = out.second;
   call.group = shape_.attention.group;
   call.scale = scale;
-  add_wide_stage(std::make_unique<AttentionStage>(*kernels_.attention, *pool_, attention_, call));
+  add_wide_stage("attention", std::make_unique<AttentionStage>(*kernels_.attention, *pool_, attention_, call));
 }
 
 void Program::Phase::run(const Step& step, int thread, int threads) const {
@@ -155,13 +158,33 @@ void Program::run(const Step& step) {
   for (const Phase& phase : phases_) {
     if (phase.wide) phase.wide->begin(step);
   }
-  pool_->run([&](int thread, int threads) {
-    for (size_t i = 0; i < phases_.size(); i++) {
-      if (i > 0) pool_->barrier();
-      phases_[i].run(step, thread, threads);
-    }
-  });
+  pool_->run([&](int thread, int threads) { run_phases(step, thread, threads); });
   rows_ = step.rows;
+}
+
+void Program::run_phases(const Step& step, int thread, int threads) {
+  using Clock = std::chrono::steady_clock;
+  const bool measuring = thread == 0 && !seconds_.empty();
+  Clock::time_point before = measuring ? Clock::now() : Clock::time_point();
+  for (size_t i = 0; i < phases_.size(); i++) {
+    phases_[i].run(step, thread, threads);
+    if (i + 1 < phases_.size()) pool_->barrier();
+    if (!measuring) continue;
+    const Clock::time_point now = Clock::now();
+    seconds_[i] += std::chrono::duration<double>(now - before).count();
+    before = now;
+  }
+}
+
+void Program::measure(bool on) {
+  const std::lock_guard lock(one_step_);
+  seconds_.assign(on ? phases_.size() : 0, 0.0);
+}
+
+std::vector<std::pair<std::string, double>> Program::measurements() const {
+  std::vector<std::pair<std::string, double>> result;
+  for (size_t i = 0; i < seconds_.size(); i++) result.emplace_back(phases_[i].name, seconds_[i]);
+  return result;
 }
 
 void Program::argmax(int32_t* out) {

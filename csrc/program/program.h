@@ -4,6 +4,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -52,7 +53,7 @@ class Program {
   void run(const Step& step);
 
   /// Logits of the last step: [rows(), vocab_size], contiguous.
-  const float* logits() const { return logits_.data; }
+  float* logits() const { return logits_.data; }
   int64_t rows() const { return rows_; }
   int64_t vocab_size() const { return shape_.limits.vocab_size; }
 
@@ -62,11 +63,18 @@ class Program {
   /// Copies whole blocks, all layers, in order. Throws std::invalid_argument.
   void copy_blocks(const std::vector<std::pair<int64_t, int64_t>>& pairs);
 
+  /// From now on, or no longer, measure phases; earlier measurements are dropped.
+  void measure(bool on);
+
+  /// What each phase does, and the seconds it took in all steps measured: thread 0's, waiting for the others included.
+  std::vector<std::pair<std::string, double>> measurements() const;
+
   size_t kv_bytes() const { return cache_->size(); }
 
  private:
   struct Phase {
     bool per_token = true;
+    std::string name;
     std::vector<std::unique_ptr<RowStage>> rows;
     std::unique_ptr<WideStage> wide;
     void run(const Step& step, int thread, int threads) const;
@@ -74,8 +82,9 @@ class Program {
 
   View view(Place place) const { return {arena_->at<float>(0) + place.first, place.second}; }
   KvLayer kv_layer(int64_t layer) const;
-  void add_row_stage(std::unique_ptr<RowStage> stage);
-  void add_wide_stage(std::unique_ptr<WideStage> stage);
+  void add_row_stage(const char* name, std::unique_ptr<RowStage> stage);
+  void add_wide_stage(const char* name, std::unique_ptr<WideStage> stage);
+  void run_phases(const Step& step, int thread, int threads);
   LinearCall linear_call(int64_t linear, Place x, int64_t scratch) const;
 
   const KernelTable& kernels_;
@@ -90,6 +99,7 @@ class Program {
   AttentionShared attention_;
   View logits_ = {nullptr, 0};
   int64_t rows_ = 0;
+  std::vector<double> seconds_;  // by phase; empty: not measuring
   std::mutex one_step_;
 };
 

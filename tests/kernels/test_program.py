@@ -282,3 +282,20 @@ def test_pools_start_and_stop() -> None:
         assert _kernels.ThreadPool(threads).threads == threads
     with pytest.raises(ValueError, match="at least one"):
         _kernels.ThreadPool(0)
+
+
+def test_phases_can_be_timed() -> None:
+    program, sizes = tiny_model(), limits()
+    runnable = cpu(program, tiny_weights(program), sizes, threads=2)
+    runnable.measure()  # type: ignore[attr-defined]
+    runnable.run(good_step(sizes))
+    phases = runnable.measurements()  # type: ignore[attr-defined]
+    assert [name for name, _ in phases[:4]] == [
+        "embed + rms_norm + linear_prepare",
+        "linear",
+        "rope_table + rope + rope + write_kv",
+        "attention",
+    ]
+    assert all(seconds > 0 for _, seconds in phases)
+    runnable.measure(False)  # type: ignore[attr-defined]
+    assert runnable.measurements() == []  # type: ignore[attr-defined]

@@ -118,6 +118,14 @@ class CpuRunnable:
         """Per row of the last step's logits, the lowest index of the greatest value."""
         return np.array(self._native.argmax(), dtype=np.int32)
 
+    def measure(self, on: bool = True) -> None:
+        """Start to time the phases of steps, or stop; see ``measurements``."""
+        self._native.measure(on)
+
+    def measurements(self) -> list[tuple[str, float]]:
+        """(what a phase does, seconds in all steps since ``measure``) in order; waiting for other threads included."""
+        return self._native.measurements()
+
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """See ``Runnable.copy_blocks``. Raises KernelError, and copies nothing, for a block that does not exist."""
         try:
