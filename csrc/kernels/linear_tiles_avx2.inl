@@ -23,6 +23,7 @@ void f32_tile(const void* x, int64_t stride, const void* panel, const PanelShape
     const float* a = static_cast<const float*>(x);
     const float* w = static_cast<const float*>(panel) + half * 16;
     __m256 acc[Rows][2];
+#pragma GCC unroll 6
     for (int r = 0; r < Rows; ++r) acc[r][0] = acc[r][1] = _mm256_setzero_ps();
     for (int64_t s = 0; s < shape.steps; ++s, a += stride, w += kPanelOutputs) {
       __m256 w0 = _mm256_load_ps(w), w1 = _mm256_load_ps(w + 8);
@@ -33,6 +34,7 @@ void f32_tile(const void* x, int64_t stride, const void* panel, const PanelShape
         acc[r][1] = _mm256_fmadd_ps(w1, b, acc[r][1]);
       }
     }
+#pragma GCC unroll 6
     for (int r = 0; r < Rows; ++r) {
       _mm256_store_ps(out + r * kPanelOutputs + half * 16, acc[r][0]);
       _mm256_store_ps(out + r * kPanelOutputs + half * 16 + 8, acc[r][1]);
@@ -52,6 +54,7 @@ void bf16_tile(const void* x, int64_t stride, const void* panel, const PanelShap
     const uint32_t* a = static_cast<const uint32_t*>(x);
     const uint32_t* w = static_cast<const uint32_t*>(panel) + half * 16;
     __m256 acc[Rows][2];
+#pragma GCC unroll 6
     for (int r = 0; r < Rows; ++r) acc[r][0] = acc[r][1] = _mm256_setzero_ps();
     for (int64_t s = 0; s < shape.steps; ++s, a += stride, w += kPanelOutputs) {
       __m256i w0 = load32(w), w1 = load32(w + 8);
@@ -64,6 +67,7 @@ void bf16_tile(const void* x, int64_t stride, const void* panel, const PanelShap
         acc[r][1] = _mm256_fmadd_ps(odd_input(w1), odd_input(b), acc[r][1]);
       }
     }
+#pragma GCC unroll 6
     for (int r = 0; r < Rows; ++r) {
       _mm256_store_ps(out + r * kPanelOutputs + half * 16, acc[r][0]);
       _mm256_store_ps(out + r * kPanelOutputs + half * 16 + 8, acc[r][1]);
@@ -72,6 +76,7 @@ void bf16_tile(const void* x, int64_t stride, const void* panel, const PanelShap
 }
 
 inline void load_scales(const uint8_t* p, bool half_scales, int first, __m256 out[2]) {
+#pragma GCC unroll 2
   for (int i = 0; i < 2; ++i) {
     if (half_scales) {
       out[i] = _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(p + (first + i * 8) * 2)));
@@ -86,9 +91,11 @@ inline void load_scales(const uint8_t* p, bool half_scales, int first, __m256 ou
 template <bool Four, int Rows, int FirstQuad, int Quads>
 inline void group_dot(const ActivationGroup* a, const uint8_t* w, __m256i dot[Rows][2]) {
   const __m256i ones = _mm256_set1_epi16(1), nibble = _mm256_set1_epi8(15), sign = _mm256_set1_epi8(-128);
+#pragma GCC unroll 6
   for (int r = 0; r < Rows; ++r) dot[r][0] = dot[r][1] = _mm256_setzero_si256();
 #pragma GCC unroll 8
   for (int quad = FirstQuad; quad < FirstQuad + Quads; ++quad) {
+#pragma GCC unroll 2
     for (int i = 0; i < 2; ++i) {
       __m256i code = load32(w + (Four ? quad / 2 : quad) * 128 + i * 32);
       if (Four) {
@@ -96,7 +103,7 @@ inline void group_dot(const ActivationGroup* a, const uint8_t* w, __m256i dot[Ro
       } else {
         code = _mm256_xor_si256(code, sign);
       }
-#pragma GCC unroll 4
+#pragma GCC unroll 6
       for (int r = 0; r < Rows; ++r) {
         __m256i b = broadcast4(a[r].codes + quad * 4);
         if (Four) {
@@ -109,7 +116,9 @@ inline void group_dot(const ActivationGroup* a, const uint8_t* w, __m256i dot[Ro
     }
   }
   if (Four) {
+#pragma GCC unroll 6
     for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 2
       for (int i = 0; i < 2; ++i) dot[r][i] = _mm256_madd_epi16(dot[r][i], ones);
     }
   }
@@ -125,16 +134,20 @@ inline void group_step(const ActivationGroup* a, const uint8_t* w, const PanelSh
   group_dot<Four, Rows, Sub * 4, Subgroups == 1 ? 8 : 4>(a, w + first * 4, dot);
   __m256 scale[2], minimum[2];
   load_scales(scales, shape.half_scales, first, scale);
+#pragma GCC unroll 6
   for (int r = 0; r < Rows; ++r) {
     __m256 row = _mm256_set1_ps(a[r].scale);
+#pragma GCC unroll 2
     for (int i = 0; i < 2; ++i) {
       acc[r][i] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot[r][i]), _mm256_mul_ps(scale[i], row), acc[r][i]);
     }
   }
   if (!shape.has_minimum) return;
   load_scales(scales + Subgroups * sub_bytes, shape.half_scales, first, minimum);
+#pragma GCC unroll 6
   for (int r = 0; r < Rows; ++r) {
     __m256 sum = _mm256_set1_ps(a[r].sum[sums]);
+#pragma GCC unroll 2
     for (int i = 0; i < 2; ++i) acc[r][i] = _mm256_fmadd_ps(minimum[i], sum, acc[r][i]);
   }
 }
@@ -145,12 +158,15 @@ void group_tile(const void* x, int64_t stride, const void* panel, const PanelSha
     const ActivationGroup* a = static_cast<const ActivationGroup*>(x);
     const uint8_t* w = static_cast<const uint8_t*>(panel);
     __m256 acc[Rows][2];
+#pragma GCC unroll 6
     for (int r = 0; r < Rows; ++r) acc[r][0] = acc[r][1] = _mm256_setzero_ps();
     for (int64_t s = 0; s < shape.steps; ++s, a += stride, w += shape.block_bytes) {
       group_step<Four, Subgroups, Rows, 0>(a, w, shape, first, acc);
       if (Subgroups == 2) group_step<Four, Subgroups, Rows, Subgroups - 1>(a, w, shape, first, acc);
     }
+#pragma GCC unroll 6
     for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 2
       for (int i = 0; i < 2; ++i) _mm256_store_ps(out + r * kPanelOutputs + first + i * 8, acc[r][i]);
     }
   }

@@ -29,6 +29,7 @@ void f32_tile(const void* x, int64_t stride, const void* panel, const PanelShape
   const float* a = static_cast<const float*>(x);
   const float* w = static_cast<const float*>(panel);
   __m512 acc[Rows][2];
+#pragma GCC unroll 12
   for (int r = 0; r < Rows; ++r) acc[r][0] = acc[r][1] = _mm512_setzero_ps();
   for (int64_t s = 0; s < shape.steps; ++s, a += stride, w += kPanelOutputs) {
     __m512 w0 = _mm512_load_ps(w), w1 = _mm512_load_ps(w + 16);
@@ -40,6 +41,7 @@ void f32_tile(const void* x, int64_t stride, const void* panel, const PanelShape
       acc[r][1] = _mm512_fmadd_ps(w1, b, acc[r][1]);
     }
   }
+#pragma GCC unroll 12
   for (int r = 0; r < Rows; ++r) {
     _mm512_store_ps(out + r * kPanelOutputs, acc[r][0]);
     _mm512_store_ps(out + r * kPanelOutputs + 16, acc[r][1]);
@@ -51,6 +53,7 @@ void bf16_tile(const void* x, int64_t stride, const void* panel, const PanelShap
   const uint32_t* a = static_cast<const uint32_t*>(x);
   const uint32_t* w = static_cast<const uint32_t*>(panel);
   __m512 acc[Rows][2];
+#pragma GCC unroll 12
   for (int r = 0; r < Rows; ++r) acc[r][0] = acc[r][1] = _mm512_setzero_ps();
   for (int64_t s = 0; s < shape.steps; ++s, a += stride, w += kPanelOutputs) {
     __m512bh w0 = (__m512bh)_mm512_load_si512(w), w1 = (__m512bh)_mm512_load_si512(w + 16);
@@ -62,6 +65,7 @@ void bf16_tile(const void* x, int64_t stride, const void* panel, const PanelShap
       acc[r][1] = _mm512_dpbf16_ps(acc[r][1], w1, b);
     }
   }
+#pragma GCC unroll 12
   for (int r = 0; r < Rows; ++r) {
     _mm512_store_ps(out + r * kPanelOutputs, acc[r][0]);
     _mm512_store_ps(out + r * kPanelOutputs + 16, acc[r][1]);
@@ -82,7 +86,7 @@ inline void load_scales(const uint8_t* p, bool half, __m512 out[2]) {
 template <int Rows>
 inline void dot8(const ActivationGroup* a, int inputs, const __m512i low[2], const __m512i high[2],
                  __m512i dot[Rows][2]) {
-#pragma GCC unroll 8
+#pragma GCC unroll 12
   for (int r = 0; r < Rows; ++r) {
     __m512i b = broadcast4(a[r].codes + inputs);
     dot[r][0] = _mm512_dpbusd_epi32(dot[r][0], low[0], b);
@@ -118,6 +122,7 @@ void group_tile(const void* x, int64_t stride, const void* panel, const PanelSha
   const int64_t sub_bytes = half ? 64 : 128, scale_bytes = sub_bytes * Subgroups;
   constexpr int64_t kCodes = Four ? 512 : 1024;
   __m512 acc[Rows][2];
+#pragma GCC unroll 12
   for (int r = 0; r < Rows; ++r) acc[r][0] = acc[r][1] = _mm512_setzero_ps();
   for (int64_t s = 0; s < shape.steps; ++s, a += stride, w += shape.block_bytes) {
     if (cold) prefetch(w, shape.block_bytes);
@@ -125,7 +130,7 @@ void group_tile(const void* x, int64_t stride, const void* panel, const PanelSha
     for (int sub = 0; sub < Subgroups; ++sub) {
       const int sums = Subgroups == 1 ? 2 : sub;
       __m512i dot[Rows][2];
-#pragma GCC unroll 8
+#pragma GCC unroll 12
       for (int r = 0; r < Rows; ++r) {
         dot[r][0] = dot[r][1] = Four ? _mm512_setzero_si512() : broadcast4(a[r].offset + sums);
       }
@@ -137,7 +142,7 @@ void group_tile(const void* x, int64_t stride, const void* panel, const PanelSha
       }
       __m512 scale[2], min[2];
       load_scales(w + kCodes + sub * sub_bytes, half, scale);
-#pragma GCC unroll 8
+#pragma GCC unroll 12
       for (int r = 0; r < Rows; ++r) {
         __m512 row = _mm512_set1_ps(a[r].scale);
         acc[r][0] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[r][0]), _mm512_mul_ps(scale[0], row), acc[r][0]);
@@ -145,7 +150,7 @@ void group_tile(const void* x, int64_t stride, const void* panel, const PanelSha
       }
       if (minimum) {
         load_scales(w + kCodes + scale_bytes + sub * sub_bytes, half, min);
-#pragma GCC unroll 8
+#pragma GCC unroll 12
         for (int r = 0; r < Rows; ++r) {
           __m512 sum = _mm512_set1_ps(a[r].sum[sums]);
           acc[r][0] = _mm512_fmadd_ps(min[0], sum, acc[r][0]);
@@ -154,6 +159,7 @@ void group_tile(const void* x, int64_t stride, const void* panel, const PanelSha
       }
     }
   }
+#pragma GCC unroll 12
   for (int r = 0; r < Rows; ++r) {
     _mm512_store_ps(out + r * kPanelOutputs, acc[r][0]);
     _mm512_store_ps(out + r * kPanelOutputs + 16, acc[r][1]);
