@@ -121,10 +121,18 @@ def _compare(name: str, expected: list[RequestOutput], got: list[RequestOutput],
     return VerifyResult(name, True, note, len(got), tokens)
 
 
-def _blocks(engine: LLMEngine, cases: Sequence[Case]) -> list[int]:
-    """KV blocks that each case needs at its longest."""
-    size = engine.info.block_size
-    return [-(-(len(case.prompt) + (case.params.max_tokens or 0)) // size) for case in cases]
+def make_growing_cases(tokenizer: Tokenizer, block_size: int, *, quick: bool) -> list[Case]:
+    """Requests that begin with one block and end with three: in a pool of less than two each, some must give way."""
+    ids = tokenizer.encode(TEXT * 8, add_special_tokens=False)
+    params = SamplingParams(
+        temperature=0.0,
+        max_tokens=block_size + 8,
+        ignore_eos=True,
+        logprobs=2,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+    count = 4 if quick else 8
+    return [Case(ids[7 * number :][: block_size - 2], params) for number in range(count)]
 
 
 def verify_model(model: str, *, quick: bool = False, report: Callable[[str], None]) -> list[VerifyResult]:
@@ -150,7 +158,8 @@ def verify_model(model: str, *, quick: bool = False, report: Callable[[str], Non
         settle(
             _compare(f"batch of {len(cases)}", expected, run_cases(engine, cases), "prompts up to 2048 tokens a step")
         )
-        needs = _blocks(engine, cases)
+        growing = make_growing_cases(engine.tokenizer, engine.info.block_size, quick=quick)
+        grown = [run_cases(engine, [case])[0] for case in growing]
         block_bytes = engine.info.kv_cache_bytes // engine.info.num_blocks
     for chunk in (7, 64):
         with _engine(model, long_prefill_token_threshold=chunk) as engine:
@@ -159,7 +168,7 @@ def verify_model(model: str, *, quick: bool = False, report: Callable[[str], Non
         settle(_compare("16 tokens a step", expected, run_cases(engine, cases), "prompts and answers share them"))
     for result in _cache_results(model, cases, expected):
         settle(result)
-    settle(_preemption_result(model, cases, expected, needs, block_bytes))
+    settle(_preemption_result(model, growing, grown, block_bytes))
     for threads in (1, 2):
         with _engine(model, threads=threads) as engine:
             settle(_compare(f"threads: {threads}", expected, run_cases(engine, cases), "in the batch"))
@@ -176,15 +185,13 @@ def _cache_results(model: str, cases: list[Case], expected: list[RequestOutput])
         yield VerifyResult("prefix cache was used", False, "no prompt token ever came from the cache", len(cases), 0)
 
 
-def _preemption_result(
-    model: str, cases: list[Case], expected: list[RequestOutput], needs: list[int], block_bytes: int
-) -> VerifyResult:
-    """A pool in which the longest request fits, and about a third of all: the others push each other out."""
-    blocks = max(max(needs) + 1, sum(needs) // 3) + 1  # and the null block
-    with _engine(model, kv_cache_memory=blocks * block_bytes, enable_prefix_caching=True) as engine:
+def _preemption_result(model: str, cases: list[Case], expected: list[RequestOutput], block_bytes: int) -> VerifyResult:
+    """All cases begin in a pool that holds less than two blocks of each, so they push each other out as they grow."""
+    blocks = 2 * len(cases) - 1
+    with _engine(model, kv_cache_memory=(blocks + 1) * block_bytes, max_model_len=64) as engine:
         got = run_cases(engine, cases)
     preemptions = sum(output.metrics.num_preemptions for output in got if output.metrics is not None)
-    result = _compare("preemption", expected, got, f"{preemptions} times, in {blocks - 1} blocks")
+    result = _compare("preemption", expected, got, f"{preemptions} times, in {blocks} blocks")
     if result.equal and preemptions == 0:
         return VerifyResult("preemption", False, "none happened, so nothing is proved", len(got), result.num_tokens)
     return result

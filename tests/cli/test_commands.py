@@ -40,7 +40,7 @@ def test_generate_continues_the_prompt(smollm2_path: str) -> None:
     assert "Paris" in done.stdout
     piped = octavo(
         *("generate", "-", "--chat", "--model", smollm2_path, "--max-tokens", "20"),
-        stdin="What is the capital of France?",
+        stdin="What is the capital of France? Answer in one sentence.",
     )
     assert "Paris" in piped.stdout
 
@@ -53,7 +53,7 @@ def test_generate_refuses_in_a_line(smollm2_path: str) -> None:
 
 
 def test_chat_answers_line_by_line_and_remembers(smollm2_path: str) -> None:
-    lines = "What is the capital of France?\n/clear\n/help\n\nSay hello.\n/exit\nnever read\n"
+    lines = "What is the capital of France? Answer in one sentence.\n/clear\n/help\n\nSay hello.\n/exit\nnever read\n"
     done = octavo("chat", smollm2_path, "--max-tokens", "12", "--system", "You are brief.", stdin=lines)
     assert done.returncode == 0, done.stderr
     assert "Paris" in done.stdout
@@ -62,7 +62,7 @@ def test_chat_answers_line_by_line_and_remembers(smollm2_path: str) -> None:
 
 
 def test_chat_says_that_a_line_is_too_long_and_goes_on(smollm2_path: str) -> None:
-    lines = "word " * 200 + "\nWhat is the capital of France?\n"
+    lines = "word " * 200 + "\nWhat is the capital of France? Answer in one sentence.\n"
     done = octavo("chat", smollm2_path, "--max-model-len", "128", "--max-tokens", "12", stdin=lines)
     assert done.returncode == 0, done.stderr
     assert "128" in done.stdout
