@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from octavo.config import CacheConfig, SchedulerConfig
-from octavo.core.policy import FcfsPolicy
+from octavo.core.policy import FcfsPolicy, Policy
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler
 from octavo.messages import (
@@ -199,6 +199,13 @@ class ByPriority(FcfsPolicy):
         return max(running, key=_rank)
 
 
+class SortedByPriority(ByPriority):
+    """Serves in the order in which it ranks, so a newcomer may go before those that run."""
+
+    def order(self, running: Sequence[Request]) -> Sequence[Request]:
+        return sorted(running, key=_rank)
+
+
 def _rank(request: Request) -> tuple[int, float]:
     return request.source.priority, request.queued_time
 
@@ -224,11 +231,11 @@ class Loop:
         num_blocks: int,
         max_model_len: int = 1000,
         depth: int = 1,
-        by_priority: bool = False,
+        policy: Policy | None = None,
     ) -> None:
         self.scheduler = Scheduler(config, cache, num_blocks, max_model_len)
-        if by_priority:
-            self.scheduler._policy = ByPriority()
+        if policy is not None:
+            self.scheduler._policy = policy
         self.worker = CheckingWorker(config, cache.block_size, num_blocks)
         self.limit = min(max_model_len, (num_blocks - 1) * cache.block_size + 1)
         self.depth = depth

@@ -146,9 +146,11 @@ def test_reset_forgets_prefixes_of_running_requests_too() -> None:
     loop.step()
     loop.scheduler.reset_prefix_cache()
     loop.run()
-    loop.add(make_request("next", list(range(12)), max_tokens=1))
-    loop.run()
-    assert loop.received["next"].outputs[-1].num_cached_tokens == 0
+    assert len(loop.scheduler._kv.index) == 0
+    for request_id, cached in (("next", 0), ("third", 8)):
+        loop.add(make_request(request_id, list(range(12)), max_tokens=1))
+        loop.run()
+        assert loop.received[request_id].outputs[-1].num_cached_tokens == cached
 
 
 def test_same_prefix_in_one_step_is_computed_once() -> None:

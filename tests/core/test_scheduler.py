@@ -11,7 +11,7 @@ from octavo.core.scheduler import Scheduler
 from octavo.core.step import StepBuilder
 from octavo.exceptions import ConfigError, InvariantError, ValidationError
 from octavo.messages import FinishReason, ModelRunnerOutput, SchedulerOutput
-from tests.core.checking_worker import EOS, Loop, cache_config, make_request
+from tests.core.checking_worker import EOS, ByPriority, Loop, SortedByPriority, cache_config, make_request
 
 
 def small(*, num_blocks: int = 100, max_model_len: int = 1000, block_size: int = 4, **options: int | bool) -> Scheduler:
@@ -41,16 +41,46 @@ def test_a_step_mixes_decoding_and_a_chunk_of_a_prompt() -> None:
     assert {r.request_id: r.num_computed_tokens for r in plan.cached_requests} == {"a": 5, "b": 9}
 
 
-def test_long_prefill_threshold_and_one_token_kept_for_each_request_behind() -> None:
+def test_long_prefill_threshold() -> None:
     scheduler = small(max_num_batched_tokens=8, max_num_seqs=4, long_prefill_token_threshold=3)
     for request_id in "abc":
         scheduler.add_request(make_request(request_id, list(range(20))))
     assert scheduler.schedule().num_scheduled_tokens == {"a": 3, "b": 3, "c": 2}
-    scheduler = small(max_num_batched_tokens=8, max_num_seqs=4, long_prefill_token_threshold=7)
-    for request_id in "abc":
-        scheduler.add_request(make_request(request_id, [ord(request_id)] * 20))
-    assert scheduler.schedule().num_scheduled_tokens == {"a": 7, "b": 1}
-    assert scheduler.schedule().num_scheduled_tokens == {"a": 7, "b": 1}
+
+
+def test_one_token_is_kept_for_each_request_behind() -> None:
+    loop = Loop(
+        SchedulerConfig(max_num_batched_tokens=8, max_num_seqs=4),
+        cache_config(4),
+        num_blocks=100,
+        policy=SortedByPriority(),
+    )
+    loop.add(make_request("low", [1] * 7, priority=1))
+    loop.step()
+    loop.add(make_request("high", [2] * 20, priority=0))
+    plans = [loop.step(), loop.step(), loop.step()]
+    assert [plan and plan.num_scheduled_tokens for plan in plans] == [
+        {"low": 1, "high": 7},
+        {"high": 7, "low": 1},
+        {"high": 6, "low": 1},
+    ]
+
+
+def test_nobody_starts_in_a_step_that_preempted() -> None:
+    loop = Loop(SchedulerConfig(max_num_seqs=4), cache_config(4), num_blocks=5, policy=ByPriority())
+    loop.add(make_request("first", [1] * 8, priority=0, max_tokens=3))
+    loop.add(make_request("last", [2] * 7, priority=2, max_tokens=3))
+    loop.step()
+    loop.add(make_request("small", [3], priority=1))
+    plan = loop.step()  # "first" needs a third block, and there are four
+    assert plan is not None
+    assert plan.finished_request_ids == ["last"]
+    assert plan.num_scheduled_tokens == {"first": 1}
+    plan = loop.step()
+    assert plan is not None
+    assert plan.num_scheduled_tokens == {"first": 1, "small": 1}
+    loop.run()
+    loop.check_results()
 
 
 def test_without_chunking_a_prompt_waits_until_it_fits_whole() -> None:
@@ -125,12 +155,14 @@ def test_shortage_preempts_the_last_and_it_comes_back_first_with_its_tokens() ->
 def test_victim_already_in_the_plan_is_taken_out_of_it() -> None:
     """A18: "low" is planned first, then "high" needs its blocks."""
     config = SchedulerConfig(max_num_batched_tokens=32, max_num_seqs=4, long_prefill_token_threshold=8)
-    loop = Loop(config, cache_config(4), num_blocks=9, by_priority=True)
+    loop = Loop(config, cache_config(4), num_blocks=9, policy=ByPriority())
     text = [*range(20), 1, 1, 1, 1]
     loop.add(make_request("low", text, priority=2))
-    loop.add(make_request("high", [5] * 7, priority=0, max_tokens=3))
-    plans = [loop.step(), loop.step()]
-    assert [plan and plan.num_scheduled_tokens for plan in plans] == [{"low": 8, "high": 7}, {"low": 8, "high": 1}]
+    loop.step()
+    loop.add(make_request("high", [5] * 8, priority=0, max_tokens=2))
+    plan = loop.step()
+    assert plan is not None
+    assert plan.num_scheduled_tokens == {"low": 8, "high": 8}
     plan = loop.step()  # "low" takes the last two of eight blocks, then "high" needs its third
     assert plan is not None
     assert (plan.num_scheduled_tokens, plan.finished_request_ids) == ({"high": 1}, ["low"])
