@@ -217,17 +217,36 @@ void merge(const AttentionCall& call, const AttentionTask& task) {
   }
 }
 
+/// One head's K or V of a token: 16 numbers from x as bf16, zeros after the last.
+OCTAVO_INLINE void convert_lanes(const float* x, int64_t n, uint16_t* to) {
+  store_bf16(to, n >= kLanes ? load(x) : load_partial(x, n));
+}
+
+/// A token's place in a tile of keys: pairs of dimensions lie 16 tokens apart.
+void write_key(const float* k, int64_t head_dim, uint16_t* to) {
+  alignas(64) uint16_t half[kLanes];
+  for (int64_t d = 0; d < head_dim; d += kLanes) {
+    convert_lanes(k + d, head_dim - d, half);
+    for (int64_t i = 0; i < kLanes; i += 2) memcpy(to + (d + i) * kSubBlock, half + i, 2 * sizeof(uint16_t));
+  }
+}
+
+/// A token's place in a tile of values: dimensions lie one token apart.
+void write_value(const float* v, int64_t head_dim, uint16_t* to) {
+  alignas(64) uint16_t half[kLanes];
+  for (int64_t d = 0; d < head_dim; d += kLanes) {
+    convert_lanes(v + d, head_dim - d, half);
+    for (int64_t i = 0; i < kLanes; i++) to[2 * (d + i)] = half[i];
+  }
+}
+
 void write_kv(const KvLayer& kv, int64_t slot, const float* k, const float* v) {
   const int64_t block = slot / kv.block_size, in_block = slot % kv.block_size;
   const int64_t token = in_block % kSubBlock, padded = padded_dim(kv);
   for (int64_t head = 0; head < kv.kv_heads; head++, k += kv.head_dim, v += kv.head_dim) {
     const int64_t offset = tile_offset(kv, block, in_block / kSubBlock, head);
-    uint16_t* keys = kv.keys + offset + 2 * token;
-    uint16_t* values = kv.values + offset + token / 2 * 2 * padded + token % 2;
-    for (int64_t d = 0; d < kv.head_dim; d++) {
-      keys[d / 2 * 2 * kSubBlock + d % 2] = to_bf16(k[d]);
-      values[2 * d] = to_bf16(v[d]);
-    }
+    write_key(k, kv.head_dim, kv.keys + offset + 2 * token);
+    write_value(v, kv.head_dim, kv.values + offset + token / 2 * 2 * padded + token % 2);
   }
 }
 

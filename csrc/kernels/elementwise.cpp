@@ -61,16 +61,22 @@ static void silu_mul(const float* x, int64_t ldx, float* y, int64_t ldy, int64_t
   }
 }
 
-/// One head: pairs (j, j + pairs) turn by the angle whose cosine and sine are given; the rest is copied.
+OCTAVO_INLINE void store_lanes(float* p, f32x16 v, int64_t n) { n == kLanes ? store(p, v) : store_partial(p, v, n); }
+
+/// Turns n <= 16 pairs (x[i], x[pairs + i]) by the angles whose cosines and sines are given.
+OCTAVO_INLINE void turn_pairs(const float* x, int64_t pairs, const float* cosine, const float* sine, float* y,
+                              int64_t n) {
+  const f32x16 a = load_lanes(x, n), b = load_lanes(x + pairs, n);
+  const f32x16 c = load_lanes(cosine, n), s = load_lanes(sine, n);
+  store_lanes(y, a * c - b * s, n);
+  store_lanes(y + pairs, b * c + a * s, n);
+}
+
 OCTAVO_INLINE void rope_head(const float* x, int64_t head_dim, int64_t pairs, const float* cosine, const float* sine,
                              float* y) {
-  for (int64_t j = 0; j < pairs; j += kLanes) {
-    const int64_t n = pairs - j < kLanes ? pairs - j : kLanes;
-    const f32x16 a = load_lanes(x + j, n), b = load_lanes(x + pairs + j, n);
-    const f32x16 c = load_lanes(cosine + j, n), s = load_lanes(sine + j, n);
-    store_partial(y + j, a * c - b * s, n);
-    store_partial(y + pairs + j, b * c + a * s, n);
-  }
+  int64_t j = 0;
+  for (; j + kLanes <= pairs; j += kLanes) turn_pairs(x + j, pairs, cosine + j, sine + j, y + j, kLanes);
+  if (j < pairs) turn_pairs(x + j, pairs, cosine + j, sine + j, y + j, pairs - j);
   if (x != y && 2 * pairs < head_dim) memcpy(y + 2 * pairs, x + 2 * pairs, (head_dim - 2 * pairs) * sizeof(float));
 }
 
