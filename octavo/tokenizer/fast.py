@@ -45,6 +45,7 @@ class FastTokenizer:
         self.vocab_size: int = max([backend.get_vocab_size(with_added_tokens=True), *(i + 1 for i in added)])
         self.special_token_ids: frozenset[int] = frozenset(i for i, token in added.items() if token.special)
         self.bos_token_id: int | None = self._id_of("bos_token")
+        self._adds_bos = self.bos_token_id is not None and backend.encode("").ids[:1] == [self.bos_token_id]
         eos = self._id_of("eos_token")
         self.eos_token_ids: list[int] = _unique([*([] if eos is None else [eos]), *description.eos_token_ids])
         self.chat_template: str | None = self._templates.get("default")
@@ -68,7 +69,7 @@ class FastTokenizer:
             raise ValidationError(
                 "the text holds a lone surrogate, which is not Unicode", parameter="prompt"
             ) from error
-        if add_special_tokens and self.bos_token_id is not None and ids[:2] == [self.bos_token_id] * 2:
+        if add_special_tokens and self._adds_bos and ids[:2] == [self.bos_token_id] * 2:
             return ids[1:]
         return ids
 

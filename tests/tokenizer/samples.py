@@ -202,10 +202,6 @@ def save_folder(folder: Path, backend: tokenizers.Tokenizer, **config: Any) -> P
     """``tokenizer.json`` and ``tokenizer_config.json``."""
     folder.mkdir(exist_ok=True)
     backend.save(str(folder / "tokenizer.json"))
-    config = {
-        "bos_token": "<s>",
-        "eos_token": {"content": "</s>"},
-        "tokenizer_class": "PreTrainedTokenizerFast",
-    } | config
+    config = {"bos_token": "<s>", "eos_token": "</s>", "tokenizer_class": "PreTrainedTokenizerFast"} | config
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder
