@@ -127,6 +127,9 @@ def test_errors_reach_the_caller(checkpoint, tmp_path):
     worker.load_model()
     with pytest.raises(ConfigError, match="at least 2"):
         worker.initialize_kv_cache(1)
+    worker.initialize_kv_cache(2)
+    with pytest.raises(RuntimeError, match="only once"):
+        worker.initialize_kv_cache(2)
 
 
 def test_max_model_len_bounds_requests(checkpoint):

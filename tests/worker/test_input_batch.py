@@ -184,3 +184,15 @@ def test_passes_cover_the_step_in_order_within_the_limit(step, limit):
             reads[kind] += more
     assert progress == {row: start + count for row, start, count in chunks}
     assert {kind: sorted(found) for kind, found in reads.items()} == {k: sorted(v) for k, v in whole.items()}
+
+
+def test_two_long_prompts_take_turns():
+    states = RequestStates(ROWS, MAX_LEN, VOCAB)
+    for i in range(2):
+        params = SamplingParams(prompt_logprobs=0)
+        states.add(new_request(f"r{i}", [1] * 8, params, block_ids=[]))
+    first, second = (states.row_of[f"r{i}"] for i in range(2))
+    parts = list(split_passes(states, as_chunks([(first, 0, 8), (second, 2, 6)]), 5))
+    pieces = [list(zip(part.rows.tolist(), part.starts.tolist(), part.counts.tolist())) for part in parts]
+    # 7 + 5 positions predict a prompt token; position 7 of each is the one that is sampled.
+    assert pieces == [[(first, 0, 5)], [(first, 5, 3), (second, 2, 3)], [(second, 5, 3)]]

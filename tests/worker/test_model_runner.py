@@ -228,9 +228,10 @@ def test_bad_logits_fail_one_request_alone(alone, value):
     assert out.sampled_token_ids["r1"] == alone[1][0][:1]
 
 
-def test_bad_prompt_logits_fail_without_partial_logprobs():
-    runner = make_runner()
-    runner._runnable = Poisoned(runner._runnable, {0: (3, np.nan)})
+@pytest.mark.parametrize(("prompt_rows", "call"), [(128, 0), (9, 0), (9, 2)])
+def test_bad_prompt_logits_fail_without_partial_logprobs(prompt_rows, call):
+    runner = make_runner(prompt_rows=prompt_rows)
+    runner._runnable = Poisoned(runner._runnable, {call: (3, np.nan)})
     out = Driver(runner).step(
         {"r": len(PROMPTS[4])}, [new_request("r", PROMPTS[4], PARAMS[4], block_ids=all_blocks(0))]
     )

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from octavo.worker.sample.draw import inverse_cdf, uniform
+from octavo.worker.sample.draw import _first_above, inverse_cdf, uniform
 from octavo.worker.sample.min_p import min_p
 from octavo.worker.sample.order import descending
 from octavo.worker.sample.temperature import weights
@@ -62,6 +62,10 @@ def test_min_p_is_relative_to_the_most_probable(row, threshold):
     assert int(mass.argmax()) in kept
 
 
+def test_min_p_keeps_what_is_exactly_at_the_threshold():
+    assert min_p(np.array([0.25, 1.0, 0.5, 0.4999], np.float32), 0.5).tolist() == [1, 2]
+
+
 @given(ROWS.filter(lambda row: row.max() > -np.inf), st.floats(0.001, 1))
 def test_top_p_is_the_smallest_head_with_the_mass(row, mass):
     values = weights(row, 1.0)
@@ -94,6 +98,14 @@ def test_inverse_cdf_hits_the_interval(mass, data):
     sums = np.cumsum(mass, dtype=np.float64) / mass.sum(dtype=np.float64)
     assert sums[index] >= u - 1e-6
     assert index == 0 or sums[index - 1] <= u + 1e-6
+
+
+def test_a_target_that_rounding_put_at_the_sum_takes_the_last_positive_entry():
+    mass = np.array([1.0, 2.0, 0.0, 0.0], np.float32)
+    assert _first_above(mass, 3.0) == (1, 1.0)
+    assert _first_above(mass, 3.1) == (1, 1.0)
+    assert _first_above(mass, 1.0) == (1, 1.0)
+    assert _first_above(mass, 0.0) == (0, 0.0)
 
 
 def test_inverse_cdf_walks_every_entry_once():
