@@ -1,0 +1,79 @@
+"""Draw what the scheduler does, step by step: the figures of docs/concepts come from here.
+
+    python scripts/draw_schedule.py scheduler
+    python scripts/draw_schedule.py prefix-cache
+
+Runs the real scheduler; in place of a model, every sampled token is 7.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from octavo.config import CacheConfig, SchedulerConfig
+from octavo.core.scheduler import Scheduler
+from octavo.messages import EngineCoreRequest, ModelRunnerOutput, SamplingParams
+
+
+class Drawing:
+    """A scheduler, a worker that always says 7, and a table with a line per step."""
+
+    def __init__(self, names: str, *, num_blocks: int, max_num_batched_tokens: int) -> None:
+        self.names = names
+        config = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=max_num_batched_tokens)
+        self.scheduler = Scheduler(config, CacheConfig(block_size=16), num_blocks, 512)
+        self.tables: dict[str, list[int]] = {}
+        print("step  " + "".join(f"{name:>4}" for name in names) + "   block tables after the step was planned")
+
+    def add(self, name: str, prompt: list[int], max_tokens: int) -> None:
+        params = SamplingParams(max_tokens=max_tokens)
+        request = EngineCoreRequest(request_id=name, prompt_token_ids=prompt, sampling_params=params, arrival_time=0.0)
+        self.scheduler.add_request(request)
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            plan = self.scheduler.schedule()
+            for name in plan.finished_request_ids:
+                del self.tables[name]
+            for new in plan.new_requests:
+                self.tables[new.request_id] = list(new.block_ids)
+            for cached in plan.cached_requests:
+                self.tables[cached.request_id] += cached.new_block_ids
+            numbers = "".join(f"{plan.num_scheduled_tokens.get(name, '.'):>4}" for name in self.names)
+            tables = "  ".join(f"{name}[{' '.join(map(str, ids))}]" for name, ids in sorted(self.tables.items()))
+            gone = f"   (forget {', '.join(plan.finished_request_ids)})" if plan.finished_request_ids else ""
+            print(f"{plan.step_id:>4}  {numbers}   {tables}{gone}")
+            sampled = {name: [7] for name in plan.num_scheduled_tokens}
+            self.scheduler.update(plan, ModelRunnerOutput(step_id=plan.step_id, sampled_token_ids=sampled))
+            self.scheduler.check_invariants()
+
+
+def scheduler() -> None:
+    """Two chats, then a long prompt in chunks, in a pool of 7 usable blocks that is too small for all."""
+    drawing = Drawing("ABC", num_blocks=8, max_num_batched_tokens=32)
+    drawing.add("A", [1] * 30, 8)
+    drawing.add("B", [2] * 14, 40)
+    drawing.steps(2)
+    drawing.add("C", [3] * 50, 3)
+    drawing.steps(10)
+
+
+def prefix_cache() -> None:
+    """Three requests with the same first 40 tokens: one alone, then two at once."""
+    system = list(range(40))
+    drawing = Drawing("ABC", num_blocks=12, max_num_batched_tokens=128)
+    drawing.add("A", [*system, 101, 102, 103], 2)
+    drawing.steps(3)
+    drawing.add("B", [*system, 201, 202], 2)
+    drawing.add("C", [*system, 201, 202, 203, 204, 205, 206, 207, 208, 209, 210], 2)
+    drawing.steps(3)
+    blocks = drawing.scheduler._kv.pool._free
+    print("free list, next to be reused first (* = still cached): ", end="")
+    print(" ".join(f"{block.block_id}{'*' if block.block_hash else ''}" for block in blocks))
+
+
+FIGURES: dict[str, Callable[[], None]] = {"scheduler": scheduler, "prefix-cache": prefix_cache}
+
+if __name__ == "__main__":
+    FIGURES[sys.argv[1]]()
