@@ -104,12 +104,7 @@ class AsyncCoreClient:
         for socket in (self._commands, self._messages):
             socket.set_hwm(0)
             socket.linger = 0
-        launch = Launch(
-            config=config,
-            commands_address=f"ipc://{folder}/commands",
-            messages_address=f"ipc://{folder}/messages",
-            log_level=logging.getLogger("octavo").getEffectiveLevel(),
-        )
+        launch = Launch(config=config, folder=folder, log_level=logging.getLogger("octavo").getEffectiveLevel())
         self._commands.connect(launch.commands_address)  # the connecting side queues until the other is there
         self._messages.bind(launch.messages_address)
         command = [sys.executable, "-c", BOOTSTRAP, json.dumps(sys.path)]

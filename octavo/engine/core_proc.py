@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -43,12 +44,13 @@ def read_launch(stream: BinaryIO) -> Launch:
     return msgspec.msgpack.decode(read(int.from_bytes(read(LENGTH_BYTES), "little")), type=Launch)
 
 
-def exit_with_parent(stream: BinaryIO) -> None:
-    """End this process at once when ``stream`` closes."""
+def exit_with_parent(stream: BinaryIO, folder: str) -> None:
+    """End this process at once when ``stream`` closes, and remove ``folder``."""
 
     def watch() -> None:
         while stream.read(1):
             pass
+        shutil.rmtree(folder, ignore_errors=True)
         os._exit(1)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
@@ -124,7 +126,7 @@ def main(started: float | None = None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     stdin = os.fdopen(0, "rb", buffering=0, closefd=False)  # raw: no lock that the watching thread could die with
     launch = read_launch(stdin)
-    exit_with_parent(stdin)
+    exit_with_parent(stdin, launch.folder)
     logging.basicConfig(level=launch.log_level, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     process = CoreProcess(launch)
     core = None

@@ -22,9 +22,18 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """The first thing the core process reads, from its standard input."""
 
     config: EngineConfig
-    commands_address: str  # the core binds and pulls
-    messages_address: str  # the core connects and pushes
+    folder: str  # of the sockets; whoever ends last removes it
     log_level: int
+
+    @property
+    def commands_address(self) -> str:
+        """The core binds and pulls."""
+        return f"ipc://{self.folder}/commands"
+
+    @property
+    def messages_address(self) -> str:
+        """The core connects and pushes."""
+        return f"ipc://{self.folder}/messages"
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 from contextlib import aclosing
 from pathlib import Path
@@ -253,23 +254,34 @@ async def test_phases_are_told_in_order(tiny_model: str) -> None:
 
 
 def test_the_core_dies_with_its_parent(tiny_model: str) -> None:
-    """Kill -9 of the front end: the core process ends by itself."""
+    """Kill -9 of the front end: the core process ends by itself, and leaves no files."""
     program = f"""
         import asyncio, os, signal, sys
         from octavo.engine.async_llm import AsyncLLM
         from tests.engine.tiny_llama import make_config
         async def main():
             engine = await AsyncLLM.create(make_config({tiny_model!r}))
-            print(engine.core_pid, flush=True)
+            print(engine.core_pid, len(os.listdir(os.environ["TMPDIR"])), flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
         asyncio.run(main())
     """
-    root = Path(__file__).parents[2]
     command = [sys.executable, "-c", textwrap.dedent(program)]
-    # the core inherits this pipe: its end is the end of both processes
-    done = subprocess.run(command, capture_output=True, text=True, cwd=root, timeout=60, check=False)
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # a short path, for sockets live in it
+        done = subprocess.run(  # the core inherits the pipes: their end is the end of both processes
+            command,
+            capture_output=True,
+            text=True,
+            cwd=Path(__file__).parents[2],
+            env=os.environ | {"TMPDIR": folder},
+            timeout=60,
+            check=False,
+        )
+        left = os.listdir(folder)
     assert done.returncode == -signal.SIGKILL
-    assert not alive(int(done.stdout))
+    pid, files = map(int, done.stdout.split())
+    assert not alive(pid)
+    assert files == 1
+    assert left == []
 
 
 def alive(pid: int) -> bool:

@@ -20,12 +20,7 @@ from octavo.messages import EngineCoreOutputs
 
 
 def order(folder: Path) -> Launch:
-    return Launch(
-        config=EngineConfig(),
-        commands_address=f"ipc://{folder}/c",
-        messages_address=f"ipc://{folder}/m",
-        log_level=30,
-    )
+    return Launch(config=EngineConfig(), folder=str(folder), log_level=30)
 
 
 class Trickle(io.RawIOBase):
@@ -87,7 +82,7 @@ def test_idle_means_asleep(process: CoreProcess, tmp_path: Path, monkeypatch: py
     thread.start()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.PUSH)
-    socket.connect(f"ipc://{tmp_path}/c")
+    socket.connect(order(tmp_path).commands_address)
     while core.checks == 0:
         thread.join(0.001)
     thread.join(0.05)
