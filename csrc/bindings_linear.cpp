@@ -136,7 +136,9 @@ class LinearProbe {
     double best = 0;
     for (int i = 0; i < 10; ++i) {
       const double start = seconds();
-      pool_.run([&](int thread, int) { counts[size_t(thread)] = kernels_.multiply_adds(WeightFormat(format), rounds); });
+      pool_.run([&](int thread, int) {
+        counts[size_t(thread)] = kernels_.multiply_adds(WeightFormat(format), rounds);
+      });
       best = std::max(best, double(counts[0]) * pool_.threads() / (seconds() - start));
     }
     return best;

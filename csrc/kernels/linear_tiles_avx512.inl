@@ -3,20 +3,13 @@
 
 #include <immintrin.h>
 
+#include "kernels/linear_prefetch.h"
+
 namespace octavo::OCTAVO_ISA {
 namespace {
 
 constexpr int kFloatRows = 12;
 constexpr int kGroupRows = 6;
-
-// The hardware prefetcher alone does not reach the speed of memory. Panels of a thread are contiguous, so that running
-// past this panel's end fetches the next one.
-constexpr int64_t kPrefetchBytes = 4096;
-
-inline void prefetch(const void* address, int64_t bytes) {
-  const char* line = static_cast<const char*>(address) + kPrefetchBytes;
-  for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(line + i, _MM_HINT_T0);
-}
 
 inline __m512i broadcast4(const void* p) {
   int32_t value;
