@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from octavo.exceptions import RequestError
 from octavo.messages import NewRequestData, SamplingParams
 from octavo.worker.sample.sampler import RequestSampler
+from octavo.worker.sample.temperature import weights
 
 VOCAB = 40
 
@@ -189,3 +190,23 @@ def test_logprobs_are_of_the_raw_logits():
     assert logprobs.token_ids == [6, *order[:4].tolist()]
     np.testing.assert_allclose(logprobs.logprobs, exact[logprobs.token_ids], atol=1e-6)
     assert logprobs.ranks == [int(np.flatnonzero(order == 6)[0]) + 1, 1, 2, 3, 4]
+
+
+def test_the_place_of_a_row_in_memory_changes_no_bit():
+    """Rows of a vocabulary that is no multiple of a vector's width start at every alignment."""
+    size = 4099
+    row = random_row(5, size, spread=3.0)
+    tokens = np.array([1, 2, 3], np.int32)
+    choices = [
+        SamplingParams(logprobs=5, seed=9),
+        SamplingParams(logprobs=5, seed=9, top_p=0.8, min_p=0.01),
+        SamplingParams(logprobs=5, seed=9, top_k=40, repetition_penalty=1.3),
+    ]
+    for params in choices:
+        chooser = sampler(params)
+        expected = chooser.sample(row, tokens, 2)
+        for shift in range(1, 17):
+            shifted = np.empty(size + 16, np.float32)[shift : shift + size]
+            shifted[:] = row
+            assert chooser.sample(shifted, tokens, 2) == expected
+            assert weights(shifted, 0.7).tobytes() == weights(row, 0.7).tobytes()
