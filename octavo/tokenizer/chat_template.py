@@ -25,6 +25,7 @@ from typing import Any
 import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
+from jinja2.filters import make_attrgetter
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -36,6 +37,7 @@ MAX_TEMPLATE_CHARS = 512 * 1024
 MAX_OUTPUT_CHARS = 16 * 1024 * 1024  # also the largest value a template may build
 MAX_BUILT_CHARS = 8 * MAX_OUTPUT_CHARS  # all values built in one rendering
 MAX_RANGE = 10_000
+MAX_INT_BITS = 4096
 CPU_SECONDS = 0.5
 
 # Absent from the sandbox: random output, HTML, and padding that no chat needs.
@@ -183,11 +185,11 @@ def _check_operands(operator: str, left: Any, right: Any) -> None:
         for sized, count in ((left, right), (right, left)):
             if isinstance(sized, str | bytes | list | tuple) and isinstance(count, int):
                 _bounded(len(sized) * max(count, 0))
-        if isinstance(left, int) and isinstance(right, int):
-            _bounded(left.bit_length() + right.bit_length())
+        if isinstance(left, int) and isinstance(right, int) and left.bit_length() + right.bit_length() > MAX_INT_BITS:
+            raise _fault(f"a number of more than {MAX_INT_BITS} bits")
     elif operator == "**":
-        if isinstance(left, int) and isinstance(right, int):
-            _bounded(left.bit_length() * abs(right) // 64)
+        if isinstance(left, int) and isinstance(right, int) and left.bit_length() * abs(right) > MAX_INT_BITS:
+            raise _fault(f"a number of more than {MAX_INT_BITS} bits")
     elif operator == "%" and isinstance(left, str):
         _check_format(left, right if isinstance(right, tuple) else (right,))
     elif operator == "+" and isinstance(left, str | list | tuple) and isinstance(right, str | list | tuple):
@@ -206,7 +208,7 @@ def _check_method(obj: str, name: str, args: tuple[Any, ...]) -> None:
         _bounded(max((width for width in args if isinstance(width, int)), default=0))
     elif name == "replace" and len(args) >= 2:
         _bounded(len(obj) + obj.count(str(args[0])) * len(str(args[1])))
-    elif name == "join" and args and isinstance(args[0], list | tuple | str):
+    elif name == "join" and args:
         _bounded(_measure(args[0]) + len(obj) * len(args[0]))
     elif name in ("format", "format_map"):
         _check_format(obj, args)
@@ -242,6 +244,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         @functools.wraps(value)
         def bounded(*args: Any, **kwargs: Any) -> Any:
             _tick()
+            if name == "join":
+                args = tuple(map(list, args))  # a generator could not be measured
             _check_method(owner, name, (*args, *kwargs.values()))
             return method(*args, **kwargs)
 
@@ -343,9 +347,15 @@ def _check_indent(s: Any, width: Any = 4, *_: Any, **__: Any) -> None:
     _bounded(len(text) + (text.count("\n") + 1) * (width if isinstance(width, int) else len(str(width))))
 
 
-def _check_join(value: Any, d: Any = "", attribute: Any = None) -> None:
-    if isinstance(value, list | tuple | str):
-        _bounded(_measure(value) + len(str(d)) * len(value))
+@jinja2.pass_environment
+def _join(environment: jinja2.Environment, value: Iterable[Any], d: Any = "", attribute: Any = None) -> str:
+    """jinja2's filter without its HTML side; a generator is read first, so that it can be measured."""
+    items = list(value)
+    if attribute is not None:
+        items = list(map(make_attrgetter(environment, attribute), items))
+    separator = str(_printable(d))
+    _bounded(_measure(items) + len(separator) * len(items))
+    return separator.join(map(str, items))
 
 
 def _check_list(value: Any) -> None:
@@ -384,7 +394,6 @@ def _bound_filters(filters: dict[str, Callable[..., Any]]) -> None:
     checks: dict[str, Callable[..., Any]] = {
         "replace": _check_replace,
         "indent": _check_indent,
-        "join": _check_join,
         "list": _check_list,
         "sum": _check_sum,
         "format": lambda pattern, *args, **kwargs: _check_format(str(pattern), (*args, *kwargs.values())),
@@ -407,6 +416,7 @@ def _environment() -> _Environment:
     environment.concat = _concat_pieces  # type: ignore[method-assign]
     environment.globals["range"] = _range
     environment.filters["tojson"] = _tojson
+    environment.filters["join"] = _join
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
