@@ -148,7 +148,7 @@ def test_a20_equal_ids_of_clients_do_not_meet(server: RunningServer) -> None:
 
 
 def test_a21_prompts_and_counts_out_of_range(server: RunningServer) -> None:
-    for prompt in ([], [-1], [2**40], [49152]):
+    for prompt in ([], [[]], [-1], [2**40], [49152]):
         refused(ask(server, prompt=prompt), "prompt")
     refused(ask(server, "/v1/chat/completions", messages=[]), "messages")
     for wrong in (0, -1, 2**62):

@@ -173,6 +173,8 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str]] = [
     ("completions", {"best_of": 2}, "best_of"),
     ("completions", {"bad_words": ["x"]}, "bad_words"),
     ("completions", {"prompt": []}, "prompt"),
+    ("completions", {"prompt": [[]]}, "prompt"),
+    ("completions", {"prompt": [[5], []]}, "prompt"),
     ("completions", {"prompt": None}, "prompt"),
     ("completions", {"prompt": [1.5]}, "prompt"),
     ("completions", {"max_tokens": 0}, "max_tokens"),
@@ -262,7 +264,7 @@ async def test_unknown_fields_are_ignored(client: httpx.AsyncClient) -> None:
 
 
 async def test_an_empty_prompt_is_bos_or_refused(client: httpx.AsyncClient) -> None:
-    for prompt in ("", [""], [[]]):
+    for prompt in ("", [""]):
         body = (await client.post("/v1/completions", json={"prompt": prompt})).json()
         assert body["usage"]["prompt_tokens"] == 1
     async with client_of(ServerState("m", engine=FakeEngine(bos=False))) as without_bos:  # type: ignore[arg-type]

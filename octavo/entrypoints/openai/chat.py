@@ -90,7 +90,12 @@ async def _prepare(state: ServerState, engine: AsyncLLM, body: ChatRequest) -> G
         prompt_logprobs=body.prompt_logprobs,
     )
     identity = response_id("chatcmpl", body)
-    return Generation(engine, body, [token_ids], [params], response_id=identity, model=state.model_name)
+    try:
+        return Generation(engine, body, [token_ids], [params], response_id=identity, model=state.model_name)
+    except ValidationError as error:
+        if error.parameter == "prompt":  # the engine's word for what the client gave as messages
+            raise ValidationError(str(error), parameter="messages") from error
+        raise
 
 
 def _logprobs(generation: Generation, body: ChatRequest, choice: CompletionOutput) -> ChatLogprobs | None:

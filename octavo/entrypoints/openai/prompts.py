@@ -24,7 +24,7 @@ async def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -
 async def encode_prompts(
     tokenizer: Tokenizer, prompt: str | list[str] | list[int] | list[list[int]], *, add_special_tokens: bool
 ) -> list[list[int]]:
-    """One list of token ids a prompt. An empty prompt is the BOS token where there is one, else ValidationError."""
+    """One list of token ids a prompt. An empty text is BOS where there is one; an empty list is a ValidationError."""
     listed: Sequence[Any] = [prompt] if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else prompt
     if not listed:
         raise ValidationError("prompt must not be an empty list", parameter="prompt")
@@ -36,8 +36,8 @@ async def encode_prompts(
     for one in listed:
         ids = await encode(tokenizer, one, add_special_tokens=add_special_tokens) if isinstance(one, str) else list(one)
         if not ids:
-            if tokenizer.bos_token_id is None:
-                raise ValidationError("prompt must not be empty: this model has no BOS token", parameter="prompt")
+            if not isinstance(one, str) or tokenizer.bos_token_id is None:
+                raise ValidationError("prompt must not be empty", parameter="prompt")
             ids = [tokenizer.bos_token_id]
         encoded.append(ids)
     return encoded
