@@ -69,14 +69,15 @@ void part_columns(const LinearCall& call, const LinearPart& part, int64_t offset
   const Tile full = find_tile(shape, height);
   alignas(64) float sums[kMaxTileRows * kPanelOutputs];
   for (int64_t start = 0; start < call.rows; start += sweep) {
-    const int64_t end = min_of(call.rows, start + sweep);
+    const int64_t end = min_of(call.rows, start + sweep), tiles_per_panel = ceil_div(end - start, height);
     for (int64_t p = panels.first; p < panels.last; ++p) {
       const char* panel = static_cast<const char*>(part.panels) + p * shape.panel_bytes();
       const int64_t first_n = p * kPanelOutputs, valid = min_of(kPanelOutputs, part.n - first_n);
       for (int64_t m = start; m < end; m += height) {
         const int64_t rows = min_of(height, end - m);
+        const Prefetch ahead = plan_prefetch(shape, p == panels.first, (m - start) / height, tiles_per_panel);
         const Tile tile = rows == height ? full : find_tile(shape, rows);
-        tile(tiles + m * row_bytes, height, panel, shape, m == start, sums);
+        tile(tiles + m * row_bytes, height, panel, shape, ahead, sums);
         finish_tile(call, m, rows, offset + first_n, valid, sums);
       }
     }

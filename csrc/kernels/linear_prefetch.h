@@ -1,18 +1,32 @@
-// Fetching weights ahead of their use.
+// Fetching weights ahead of their use: the hardware prefetcher alone does not reach the speed of memory.
 #pragma once
 
-#include <cstdint>
+#include "kernels/linear_layout.h"
 
 namespace octavo::OCTAVO_ISA {
 
-// The hardware prefetcher alone does not reach the speed of memory. Panels of a thread are contiguous, so that running
-// past a panel's end fetches the next one.
-inline constexpr int64_t kPrefetchBytes = 4096;
+/// What a tile fetches at each step: bytes begin .. end - 1 of the block that lies `distance` bytes ahead. Panels of a
+/// thread are contiguous, so that running past a panel's end fetches the next one.
+struct Prefetch {
+  int64_t distance, begin, end;
 
-/// Fetches `bytes` bytes of weights that will be needed kPrefetchBytes after those at `address`.
-static inline void prefetch(const void* address, int64_t bytes) {
-  const char* line = static_cast<const char*>(address) + kPrefetchBytes;
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(line + i);
+  void fetch(const void* block) const {
+    const char* line = static_cast<const char*>(block) + distance;
+    for (int64_t i = begin; i < end; i += 64) __builtin_prefetch(line + i);
+  }
+};
+
+inline constexpr int64_t kNearBytes = 4096;
+inline constexpr int64_t kMostPanelBytes = 128 * 1024;  // two panels of this size fit into the second-level cache
+
+/// Tile `tile` of the `tiles` that go over one panel. The first tile of the first panel fetches just ahead of itself;
+/// from then on every tile fetches its share of the next panel, so that memory is never idle while tiles compute.
+static inline Prefetch plan_prefetch(const PanelShape& shape, bool first_panel, int64_t tile, int64_t tiles) {
+  if (tiles == 1 || (first_panel && tile == 0)) return {kNearBytes, 0, shape.block_bytes};
+  if (shape.panel_bytes() > kMostPanelBytes) return {kNearBytes, 0, tile == 0 ? shape.block_bytes : 0};
+  const int64_t lines = shape.block_bytes / 64;
+  if (first_panel) --tile, --tiles;
+  return {shape.panel_bytes(), lines * tile / tiles * 64, lines * (tile + 1) / tiles * 64};
 }
 
 }  // namespace octavo::OCTAVO_ISA

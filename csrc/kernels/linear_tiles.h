@@ -7,12 +7,13 @@
 #pragma once
 
 #include "kernels/linear_layout.h"
+#include "kernels/linear_prefetch.h"
 
 namespace octavo::OCTAVO_ISA {
 
 /// Computes out[r][0 .. 31] for the rows of one tile. Step s, row r of the activations is element s * stride + r of x.
-/// `cold`: no earlier tile has read the panel, so that it (and the panel behind it) should be prefetched.
-using Tile = void (*)(const void* x, int64_t stride, const void* panel, const PanelShape& shape, bool cold, float* out);
+using Tile = void (*)(const void* x, int64_t stride, const void* panel, const PanelShape& shape, const Prefetch& ahead,
+                      float* out);
 
 inline constexpr int kMaxTileRows = 12;
 

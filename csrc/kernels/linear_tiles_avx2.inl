@@ -3,8 +3,6 @@
 
 #include <immintrin.h>
 
-#include "kernels/linear_prefetch.h"
-
 namespace octavo::OCTAVO_ISA {
 namespace {
 
@@ -20,7 +18,8 @@ inline __m256i broadcast4(const void* p) {
 inline __m256i load32(const void* p) { return _mm256_load_si256(static_cast<const __m256i*>(p)); }
 
 template <int Rows>
-void f32_tile(const void* x, int64_t stride, const void* panel, const PanelShape& shape, bool cold, float* out) {
+void f32_tile(const void* x, int64_t stride, const void* panel, const PanelShape& shape, const Prefetch& ahead,
+              float* out) {
   for (int half = 0; half < 2; ++half) {
     const float* a = static_cast<const float*>(x);
     const float* w = static_cast<const float*>(panel) + half * 16;
@@ -29,7 +28,7 @@ void f32_tile(const void* x, int64_t stride, const void* panel, const PanelShape
     for (int r = 0; r < Rows; ++r) acc[r][0] = acc[r][1] = _mm256_setzero_ps();
     for (int64_t s = 0; s < shape.steps; ++s, a += stride, w += kPanelOutputs) {
       __m256 w0 = _mm256_load_ps(w), w1 = _mm256_load_ps(w + 8);
-      if (cold && half == 0) prefetch(w, 128);
+      if (half == 0) ahead.fetch(w);
 #pragma GCC unroll 6
       for (int r = 0; r < Rows; ++r) {
         __m256 b = _mm256_set1_ps(a[r]);
@@ -52,7 +51,8 @@ inline __m256 odd_input(__m256i pairs) {
 }
 
 template <int Rows>
-void bf16_tile(const void* x, int64_t stride, const void* panel, const PanelShape& shape, bool cold, float* out) {
+void bf16_tile(const void* x, int64_t stride, const void* panel, const PanelShape& shape, const Prefetch& ahead,
+               float* out) {
   for (int half = 0; half < 2; ++half) {
     const uint32_t* a = static_cast<const uint32_t*>(x);
     const uint32_t* w = static_cast<const uint32_t*>(panel) + half * 16;
@@ -61,7 +61,7 @@ void bf16_tile(const void* x, int64_t stride, const void* panel, const PanelShap
     for (int r = 0; r < Rows; ++r) acc[r][0] = acc[r][1] = _mm256_setzero_ps();
     for (int64_t s = 0; s < shape.steps; ++s, a += stride, w += kPanelOutputs) {
       __m256i w0 = load32(w), w1 = load32(w + 8);
-      if (cold && half == 0) prefetch(w, 128);
+      if (half == 0) ahead.fetch(w);
 #pragma GCC unroll 6
       for (int r = 0; r < Rows; ++r) {
         __m256i b = broadcast4(a + r);
@@ -157,7 +157,8 @@ inline void group_step(const ActivationGroup* a, const uint8_t* w, const PanelSh
 }
 
 template <bool Four, int Subgroups, int Rows>
-void group_tile(const void* x, int64_t stride, const void* panel, const PanelShape& shape, bool cold, float* out) {
+void group_tile(const void* x, int64_t stride, const void* panel, const PanelShape& shape, const Prefetch& ahead,
+                float* out) {
   for (int first = 0; first < kPanelOutputs; first += 16) {
     const ActivationGroup* a = static_cast<const ActivationGroup*>(x);
     const uint8_t* w = static_cast<const uint8_t*>(panel);
@@ -165,7 +166,7 @@ void group_tile(const void* x, int64_t stride, const void* panel, const PanelSha
 #pragma GCC unroll 6
     for (int r = 0; r < Rows; ++r) acc[r][0] = acc[r][1] = _mm256_setzero_ps();
     for (int64_t s = 0; s < shape.steps; ++s, a += stride, w += shape.block_bytes) {
-      if (cold && first == 0) prefetch(w, shape.block_bytes);
+      if (first == 0) ahead.fetch(w);
       group_step<Four, Subgroups, Rows, 0>(a, w, shape, first, acc);
       if (Subgroups == 2) group_step<Four, Subgroups, Rows, Subgroups - 1>(a, w, shape, first, acc);
     }

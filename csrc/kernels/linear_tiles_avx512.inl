@@ -3,8 +3,6 @@
 
 #include <immintrin.h>
 
-#include "kernels/linear_prefetch.h"
-
 namespace octavo::OCTAVO_ISA {
 namespace {
 
@@ -18,7 +16,8 @@ inline __m512i broadcast4(const void* p) {
 }
 
 template <int Rows>
-void f32_tile(const void* x, int64_t stride, const void* panel, const PanelShape& shape, bool cold, float* out) {
+void f32_tile(const void* x, int64_t stride, const void* panel, const PanelShape& shape, const Prefetch& ahead,
+              float* out) {
   const float* a = static_cast<const float*>(x);
   const float* w = static_cast<const float*>(panel);
   __m512 acc[Rows][2];
@@ -26,7 +25,7 @@ void f32_tile(const void* x, int64_t stride, const void* panel, const PanelShape
   for (int r = 0; r < Rows; ++r) acc[r][0] = acc[r][1] = _mm512_setzero_ps();
   for (int64_t s = 0; s < shape.steps; ++s, a += stride, w += kPanelOutputs) {
     __m512 w0 = _mm512_load_ps(w), w1 = _mm512_load_ps(w + 16);
-    if (cold) prefetch(w, 128);
+    ahead.fetch(w);
 #pragma GCC unroll 12
     for (int r = 0; r < Rows; ++r) {
       __m512 b = _mm512_set1_ps(a[r]);
@@ -42,7 +41,8 @@ void f32_tile(const void* x, int64_t stride, const void* panel, const PanelShape
 }
 
 template <int Rows>
-void bf16_tile(const void* x, int64_t stride, const void* panel, const PanelShape& shape, bool cold, float* out) {
+void bf16_tile(const void* x, int64_t stride, const void* panel, const PanelShape& shape, const Prefetch& ahead,
+               float* out) {
   const uint32_t* a = static_cast<const uint32_t*>(x);
   const uint32_t* w = static_cast<const uint32_t*>(panel);
   __m512 acc[Rows][2];
@@ -50,7 +50,7 @@ void bf16_tile(const void* x, int64_t stride, const void* panel, const PanelShap
   for (int r = 0; r < Rows; ++r) acc[r][0] = acc[r][1] = _mm512_setzero_ps();
   for (int64_t s = 0; s < shape.steps; ++s, a += stride, w += kPanelOutputs) {
     __m512bh w0 = (__m512bh)_mm512_load_si512(w), w1 = (__m512bh)_mm512_load_si512(w + 16);
-    if (cold) prefetch(w, 128);
+    ahead.fetch(w);
 #pragma GCC unroll 12
     for (int r = 0; r < Rows; ++r) {
       __m512bh b = (__m512bh)broadcast4(a + r);
@@ -108,7 +108,8 @@ inline void load_codes(const uint8_t* w, int q, __m512i low[2], __m512i high[2])
 }
 
 template <bool Four, int Subgroups, int Rows>
-void group_tile(const void* x, int64_t stride, const void* panel, const PanelShape& shape, bool cold, float* out) {
+void group_tile(const void* x, int64_t stride, const void* panel, const PanelShape& shape, const Prefetch& ahead,
+                float* out) {
   const ActivationGroup* a = static_cast<const ActivationGroup*>(x);
   const uint8_t* w = static_cast<const uint8_t*>(panel);
   const bool half = shape.half_scales, minimum = shape.has_minimum;
@@ -118,7 +119,7 @@ void group_tile(const void* x, int64_t stride, const void* panel, const PanelSha
 #pragma GCC unroll 12
   for (int r = 0; r < Rows; ++r) acc[r][0] = acc[r][1] = _mm512_setzero_ps();
   for (int64_t s = 0; s < shape.steps; ++s, a += stride, w += shape.block_bytes) {
-    if (cold) prefetch(w, shape.block_bytes);
+    ahead.fetch(w);
 #pragma GCC unroll 2
     for (int sub = 0; sub < Subgroups; ++sub) {
       const int sums = Subgroups == 1 ? 2 : sub;

@@ -10,7 +10,8 @@ constexpr int kFloatRows = 4;
 constexpr int kGroupRows = 4;
 
 template <int Rows>
-void f32_tile(const void* x, int64_t stride, const void* panel, const PanelShape& shape, bool /*cold*/, float* out) {
+void f32_tile(const void* x, int64_t stride, const void* panel, const PanelShape& shape, const Prefetch&,
+              float* out) {
   const float* a = static_cast<const float*>(x);
   const float* w = static_cast<const float*>(panel);
   std::memset(out, 0, Rows * kPanelOutputs * sizeof(float));
@@ -22,7 +23,8 @@ void f32_tile(const void* x, int64_t stride, const void* panel, const PanelShape
 }
 
 template <int Rows>
-void bf16_tile(const void* x, int64_t stride, const void* panel, const PanelShape& shape, bool /*cold*/, float* out) {
+void bf16_tile(const void* x, int64_t stride, const void* panel, const PanelShape& shape, const Prefetch&,
+               float* out) {
   const uint32_t* a = static_cast<const uint32_t*>(x);
   const uint32_t* w = static_cast<const uint32_t*>(panel);
   std::memset(out, 0, Rows * kPanelOutputs * sizeof(float));
@@ -64,7 +66,8 @@ inline void unpack_codes(const uint8_t* w, int sub, int16_t out[][kPanelOutputs]
 }
 
 template <bool Four, int Subgroups, int Rows>
-void group_tile(const void* x, int64_t stride, const void* panel, const PanelShape& shape, bool /*cold*/, float* out) {
+void group_tile(const void* x, int64_t stride, const void* panel, const PanelShape& shape, const Prefetch&,
+                float* out) {
   constexpr int kInputs = kBlockInputs / Subgroups;
   const ActivationGroup* a = static_cast<const ActivationGroup*>(x);
   const uint8_t* w = static_cast<const uint8_t*>(panel);
