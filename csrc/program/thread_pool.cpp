@@ -1,7 +1,6 @@
 #include "program/thread_pool.h"
 
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -12,7 +11,12 @@ namespace octavo {
 
 namespace {
 
-constexpr auto kSpin = std::chrono::microseconds(100);
+using Clock = std::chrono::steady_clock;
+
+// How long to spin before sleeping. Inside a job the others are a matter of microseconds, unless they lost their core:
+// then sleeping earns the waiter a quick return from the scheduler, where yielding would send it to the back.
+constexpr auto kSpinInJob = std::chrono::microseconds(50);
+constexpr auto kSpinBetweenJobs = std::chrono::microseconds(100);
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -22,25 +26,19 @@ inline void pause() {
 #endif
 }
 
-/// Spins until done() or until `kSpin` has passed; returns done().
-template <class Done>
-bool spin(Done done) {
-  std::chrono::steady_clock::time_point start, now;
+/// Waits until `number` is not `old`: spins for a while, then sleeps.
+template <class Number>
+void wait_change(const std::atomic<Number>& number, Number old, Clock::duration awake) {
+  Clock::time_point start, now;
   do {
     for (int i = 0; i < 64; i++) {
-      if (done()) return true;
+      if (number.load(std::memory_order_acquire) != old) return;
       pause();
     }
-    now = std::chrono::steady_clock::now();
-    if (start == std::chrono::steady_clock::time_point()) start = now;
-  } while (now - start < kSpin);
-  return done();
-}
-
-/// Waits inside a job, where the others are at work: spin, then let them have the core.
-template <class Done>
-void wait_busy(Done done) {
-  while (!spin(done)) sched_yield();
+    now = Clock::now();
+    if (start == Clock::time_point()) start = now;
+  } while (now - start < awake);
+  number.wait(old, std::memory_order_acquire);
 }
 
 }  // namespace
@@ -49,6 +47,7 @@ void wait_busy(Done done) {
 struct ThreadPool::Workers {
   alignas(64) std::atomic<uint32_t> generation{0};  // raised for every job; workers sleep on it
   alignas(64) std::atomic<int> working{0};          // workers that have not finished the job
+  alignas(64) std::atomic<uint32_t> finished{0};    // jobs that all workers have finished
   alignas(64) std::atomic<int> arrived{0};          // threads at the barrier
   alignas(64) std::atomic<uint32_t> passed{0};      // barriers passed
   Job job = nullptr;
@@ -58,12 +57,13 @@ struct ThreadPool::Workers {
 
   void serve(int thread, int count) {
     for (uint32_t seen = 0;; seen++) {
-      if (!spin([&] { return generation.load(std::memory_order_acquire) != seen; })) {
-        generation.wait(seen, std::memory_order_acquire);
-      }
+      wait_change(generation, seen, kSpinBetweenJobs);
       if (stop) return;
       job(context, thread, count);
-      working.fetch_sub(1, std::memory_order_release);
+      if (working.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+        finished.fetch_add(1, std::memory_order_release);
+        finished.notify_one();
+      }
     }
   }
 };
@@ -108,10 +108,11 @@ void ThreadPool::run_job(Job job, void* context) {
   shared.job = job;
   shared.context = context;
   shared.working.store(threads_ - 1, std::memory_order_relaxed);
+  const uint32_t finished = shared.finished.load(std::memory_order_relaxed);
   shared.generation.fetch_add(1, std::memory_order_release);
   shared.generation.notify_all();
   job(context, 0, threads_);
-  wait_busy([&] { return shared.working.load(std::memory_order_acquire) == 0; });
+  wait_change(shared.finished, finished, kSpinInJob);
 }
 
 void ThreadPool::barrier() {
@@ -121,9 +122,10 @@ void ThreadPool::barrier() {
   if (shared.arrived.fetch_add(1, std::memory_order_acq_rel) == threads_ - 1) {
     shared.arrived.store(0, std::memory_order_relaxed);
     shared.passed.store(before + 1, std::memory_order_release);
+    shared.passed.notify_all();
     return;
   }
-  wait_busy([&] { return shared.passed.load(std::memory_order_acquire) != before; });
+  wait_change(shared.passed, before, kSpinInJob);
 }
 
 }  // namespace octavo
