@@ -53,7 +53,7 @@ class Policy(Protocol):
 class FcfsPolicy:
     """First come, first served; the latest of the running gives way.
 
-    Victims are taken from the end and put at the queue's front, so running + waiting is always in order of arrival.
+    Victims are taken from the end and put at the queue's front, so running + waiting stay in order of arrival.
     """
 
     __slots__ = ("_waiting",)

@@ -7,6 +7,7 @@ Lengths, in tokens (their order is an invariant):
     |  sent so far will be,      |              | ids not here yet               | reason "length"
     |  in the blocks
 
+``num_confirmed_tokens <= num_computed_tokens``: those whose steps have come back without an error.
 (``num_computed_tokens`` may pass ``num_tokens``: a step in flight computes the KV of a token still being sampled.)
 """
 
@@ -42,6 +43,7 @@ class Request:
         "limit",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_confirmed_tokens",
         "num_placeholders",
         "num_preemptions",
         "num_prompt_logprobs",
@@ -66,6 +68,7 @@ class Request:
         self.status = RequestStatus.WAITING
         self.epoch = 0
         self.num_computed_tokens = 0
+        self.num_confirmed_tokens = 0
         self.num_placeholders = 0
         self.num_preemptions = 0
         self.num_prompt_logprobs = 0  # positions 1.. of the prompt already sent to the front end
@@ -90,10 +93,10 @@ class Request:
         return end - self.num_computed_tokens if end < self.limit else 0
 
     @property
-    def reads_prefix_cache(self) -> bool:
-        """False while prompt logprobs are owed: they need the logits of every position."""
-        owed = self.sampling_params.prompt_logprobs is not None
-        return not (owed and self.num_prompt_logprobs < self.num_prompt_tokens - 1)
+    def owes_prompt_logprobs(self) -> bool:
+        """Prompt logprobs were asked for and not all are sent: the logits of every position are needed."""
+        asked = self.sampling_params.prompt_logprobs is not None
+        return asked and self.num_prompt_logprobs < self.num_prompt_tokens - 1
 
     def extras(self, block_index: int) -> Sequence[Extra]:
         """Tagged facts besides the tokens that the KV of a block depends on (the chain carries them onwards)."""
@@ -122,7 +125,7 @@ class Request:
             self.scheduled_time = now
             self.num_cached_tokens = num_cached_tokens
         self.status = RequestStatus.RUNNING
-        self.num_computed_tokens = num_cached_tokens
+        self.num_computed_tokens = self.num_confirmed_tokens = num_cached_tokens
 
     def preempt(self) -> None:
         """Leave the running set; steps in flight no longer count."""
@@ -137,7 +140,7 @@ class Request:
 
     def _leave(self) -> None:
         self.epoch += 1
-        self.num_computed_tokens = 0
+        self.num_computed_tokens = self.num_confirmed_tokens = 0
         self.num_placeholders = 0
 
     def append(self, token_id: int) -> tuple[FinishReason, int | None] | None:

@@ -125,13 +125,13 @@ class Scheduler:
             if block_ids is not None:
                 return block_ids
             victim = self._policy.victim(self._running)
-            self._preempt(victim, step)
+            step.undo(victim)
+            self._preempt(victim)
             if victim is request:
                 return None
 
-    def _preempt(self, victim: Request, step: StepBuilder) -> None:
+    def _preempt(self, victim: Request) -> None:
         """Completion plus resubmission: the worker forgets the victim, which comes back as a new request."""
-        step.undo(victim)
         self._kv.free(victim)
         self._running.remove(victim)
         self._finished_ids.append(victim.request_id)
@@ -152,7 +152,7 @@ class Scheduler:
         block_ids = self._kv.admit(request, prefix, num_tokens)
         if block_ids is None:
             return False
-        if request.num_preemptions == 0 and self._kv.enable_prefix_caching and request.reads_prefix_cache:
+        if request.num_preemptions == 0 and self._kv.enable_prefix_caching and not request.owes_prompt_logprobs:
             self._counters.count_lookup(request.num_prompt_tokens, num_cached)
         self._policy.remove(request)
         self._running.append(request)
@@ -174,6 +174,9 @@ class Scheduler:
             raise InvariantError(f"result of step {result.step_id} for the plan of step {plan.step_id}")
         now = self._clock()
         planned_at, scheduled = self._in_flight.pop(plan.step_id, (now, []))
+        for entry in scheduled:
+            if entry.is_valid and _error(entry, result) is not None:
+                self._restart_sharers(entry)
         outputs = []
         for entry in scheduled:
             if entry.is_valid:
@@ -185,15 +188,19 @@ class Scheduler:
         stats = self._report(plan.total_num_scheduled_tokens, seconds)
         return EngineCoreOutputs(outputs=outputs, timestamp=now, stats=stats)
 
+    def _restart_sharers(self, failed: Scheduled) -> None:
+        """A request that failed may not have filled its blocks: whoever took them over computes its own."""
+        sharers = self._kv.sharers(failed.request, failed.start)
+        for request in [r for r in reversed(self._running) if r.request_id in sharers]:
+            self._preempt(request)
+
     def _take(self, entry: Scheduled, result: ModelRunnerOutput) -> EngineCoreOutput | None:
         """One request's part of a result."""
         request, request_id = entry.request, entry.request.request_id
-        sampled = result.sampled_token_ids.get(request_id, []) if entry.samples else []
-        error = result.errors.get(request_id)
-        if error is None and entry.samples and not sampled:
-            error = "the worker returned no token"
+        error = _error(entry, result)
         if error is not None:
             return self._fail(request, error)
+        request.num_confirmed_tokens = entry.end
 
         prompt_logprobs = None
         if request_id in result.prompt_logprobs:
@@ -204,6 +211,7 @@ class Scheduler:
             return request.output([], prompt_logprobs=prompt_logprobs) if prompt_logprobs else None
 
         request.num_placeholders -= 1
+        sampled = result.sampled_token_ids[request_id]
         end, count = None, 0
         while end is None and count < len(sampled):
             end = request.append(sampled[count])
@@ -305,7 +313,8 @@ class Scheduler:
             raise InvariantError(f"{len(self._running)} running requests, max_num_seqs {self._config.max_num_seqs}")
         for request in self._running:
             known = request.num_tokens + request.num_placeholders
-            if request.status is not RequestStatus.RUNNING or not 0 < request.num_computed_tokens <= known:
+            in_order = request.num_confirmed_tokens <= request.num_computed_tokens <= known
+            if request.status is not RequestStatus.RUNNING or not in_order:
                 raise InvariantError(f"{request.request_id} runs with {request.num_computed_tokens} of {known} tokens")
         for request in waiting:
             if request.status is RequestStatus.RUNNING or request.num_computed_tokens or request.num_placeholders:
@@ -316,3 +325,11 @@ class Scheduler:
         pending = sum(entry.samples and entry.is_valid for _, step in self._in_flight.values() for entry in step)
         if pending != sum(request.num_placeholders for request in self._running):
             raise InvariantError(f"{pending} tokens are being sampled, but requests wait for another number")
+
+
+def _error(entry: Scheduled, result: ModelRunnerOutput) -> str | None:
+    """Why the entry's request failed in this step, if it did."""
+    request_id = entry.request.request_id
+    if request_id not in result.errors and entry.samples and not result.sampled_token_ids.get(request_id):
+        return "the worker returned no token"
+    return result.errors.get(request_id)

@@ -23,6 +23,10 @@ class Scheduled:
         self.samples = request.advance(num_tokens)
 
     @property
+    def end(self) -> int:
+        return self.start + self.num_tokens
+
+    @property
     def is_valid(self) -> bool:
         """False once the request was finished or preempted after this step was planned."""
         return self.request.epoch == self.epoch

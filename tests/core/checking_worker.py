@@ -30,6 +30,7 @@ from octavo.messages import (
 
 VOCAB = 23
 EOS = 0
+GARBAGE = -1  # what comes of KV that was never written
 
 
 def cache_config(block_size: int, *, enable_prefix_caching: bool = True) -> CacheConfig:
@@ -121,11 +122,17 @@ class _State:
 
 
 class CheckingWorker:
-    """``salts`` tells the cache salts of requests, which plans do not carry; ``failing`` ids give an error."""
+    """``salts`` tells the cache salts of requests, which plans do not carry.
+
+    ``failing`` ids are left out of every step and give an error, like requests the real worker cannot take in: the
+    cells they should have written are ``owed``, and whoever reads those gets ``GARBAGE``, which must reach nobody.
+    Requests that want prompt logprobs are computed in a pass of their own, after all others.
+    """
 
     def __init__(self, config: SchedulerConfig, block_size: int, num_blocks: int) -> None:
         self.config, self.block_size = config, block_size
         self.cells: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
+        self.owed: set[tuple[int, int]] = set()
         self.states: dict[str, _State] = {}
         self.salts: dict[str, str | None] = {}
         self.failing: set[str] = set()
@@ -133,30 +140,58 @@ class CheckingWorker:
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """Run one plan; AssertionError if it is not sound."""
         self._take_in(plan)
-        self._write(plan)
-        sampled, prompt_logprobs = {}, {}
-        for request_id, count in plan.num_scheduled_tokens.items():
-            state = self.states[request_id]
-            start, end = state.num_computed, state.num_computed + count
-            for position in range(end):
-                block_id, offset = state.table[position // self.block_size], position % self.block_size
-                assert self.cells[block_id][offset] == state.history(position + 1), f"{request_id} reads foreign KV"
-            if state.wants_prompt_logprobs and start + 1 < state.num_prompt_tokens:
-                prompt_logprobs[request_id] = [
-                    prompt_logprob(state.history(p), state.tokens[p])
-                    for p in range(start + 1, min(end + 1, state.num_prompt_tokens))
-                ]
-            state.num_computed = end
+        self._check_writes(plan)
+        passes: tuple[list[str], list[str]] = ([], [])
+        for request_id in plan.num_scheduled_tokens:
+            passes[self.states[request_id].wants_prompt_logprobs].append(request_id)
+        output = ModelRunnerOutput(step_id=plan.step_id)
+        for request_ids in passes:
+            for request_id in request_ids:
+                self._write(request_id, plan.num_scheduled_tokens[request_id])
+            for request_id in request_ids:
+                if request_id in self.failing:
+                    output.errors[request_id] = "broken"
+                self._compute(request_id, plan.num_scheduled_tokens[request_id], output)
+        return output
+
+    def _compute(self, request_id: str, count: int, output: ModelRunnerOutput) -> None:
+        state = self.states[request_id]
+        start = state.num_computed
+        end = state.num_computed = start + count
+        if request_id in self.failing:
             if end == len(state.tokens):
-                sampled[request_id] = [sample(state.history(end))]
-                state.tokens += sampled[request_id]
-        errors = dict.fromkeys(self.failing & plan.num_scheduled_tokens.keys(), "broken")
-        return ModelRunnerOutput(
-            step_id=plan.step_id,
-            sampled_token_ids={k: v for k, v in sampled.items() if k not in errors},
-            prompt_logprobs=prompt_logprobs,
-            errors=errors,
-        )
+                state.tokens.append(GARBAGE)
+            return
+        sound = True
+        for position in range(end):
+            cell = self._cell(state, position)
+            if self.cells[cell[0]][cell[1]] != state.history(position + 1):
+                assert cell in self.owed, f"{request_id} reads foreign KV at position {position}"
+                sound = False
+        if not sound:
+            self.owed.update(self._cell(state, position) for position in range(start, end))
+        if state.wants_prompt_logprobs and start + 1 < state.num_prompt_tokens:
+            output.prompt_logprobs[request_id] = [
+                prompt_logprob(state.history(p) if sound else GARBAGE, state.tokens[p])
+                for p in range(start + 1, min(end + 1, state.num_prompt_tokens))
+            ]
+        if end == len(state.tokens):
+            output.sampled_token_ids[request_id] = [sample(state.history(end)) if sound else GARBAGE]
+            state.tokens += output.sampled_token_ids[request_id]
+
+    def _cell(self, state: _State, position: int) -> tuple[int, int]:
+        return state.table[position // self.block_size], position % self.block_size
+
+    def _write(self, request_id: str, count: int) -> None:
+        state = self.states[request_id]
+        for position in range(state.num_computed, state.num_computed + count):
+            block_id, offset = self._cell(state, position)
+            if request_id in self.failing:
+                self.cells[block_id][offset] = None
+                self.owed.add((block_id, offset))
+            else:
+                self.cells[block_id][offset] = state.history(position + 1)
+                self.owed.discard((block_id, offset))
 
     def _take_in(self, plan: SchedulerOutput) -> None:
         for request_id in plan.finished_request_ids:
@@ -174,7 +209,7 @@ class CheckingWorker:
         assert plan.total_num_scheduled_tokens <= self.config.max_num_batched_tokens
         assert len(self.states) <= self.config.max_num_seqs
 
-    def _write(self, plan: SchedulerOutput) -> None:
+    def _check_writes(self, plan: SchedulerOutput) -> None:
         new = {request.request_id for request in plan.new_requests}  # these may read what this very step writes
         old = {request_id: state for request_id, state in self.states.items() if request_id not in new}
         owners = Counter(block_id for state in old.values() for block_id in state.table)
@@ -183,10 +218,9 @@ class CheckingWorker:
             assert len(set(state.table)) == len(state.table)
             assert state.num_computed + count <= len(state.tokens), f"{request_id}: tokens nobody knows"
             for position in range(state.num_computed, state.num_computed + count):
-                block_id = state.table[position // self.block_size]
+                block_id, _ = self._cell(state, position)
                 assert 0 < block_id < len(self.cells)
                 assert owners[block_id] == (request_id in old), f"{request_id} writes into shared block {block_id}"
-                self.cells[block_id][position % self.block_size] = state.history(position + 1)
 
 
 class ByPriority(FcfsPolicy):

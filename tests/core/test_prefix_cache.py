@@ -12,6 +12,7 @@ from octavo.config import SchedulerConfig
 from octavo.core.kv_cache.hashing import hash_block
 from octavo.core.kv_cache.manager import KVCacheManager
 from octavo.core.request import Request
+from octavo.messages import FinishReason
 from tests.core.checking_worker import Loop, cache_config, make_request
 
 TOKENS = [1, 2, 3, 4]
@@ -68,6 +69,8 @@ def fill(manager: KVCacheManager, req: Request) -> int:
 
 
 def done(manager: KVCacheManager, req: Request) -> None:
+    """The result of its last step is in, and it ends."""
+    req.num_confirmed_tokens = req.num_computed_tokens
     manager.free(req)
     req.finish()
 
@@ -137,6 +140,46 @@ def test_blocks_of_a_broken_request_are_not_shared() -> None:
         loop.run()
     assert loop.received["broken"].outputs[-1].error == "broken"
     assert loop.received["next"].outputs[-1].num_cached_tokens == 0
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_those_who_took_over_blocks_of_a_broken_request_start_again(depth: int) -> None:
+    loop = Loop(SchedulerConfig(max_num_batched_tokens=64), cache_config(4), num_blocks=60, depth=depth)
+    loop.worker.failing.add("broken")
+    for request_id in ("broken", "same step", "same step too"):
+        loop.add(make_request(request_id, [*range(12), len(request_id)]))
+    loop.step()
+    loop.add(make_request("later", list(range(15))))
+    loop.run()
+    loop.check_results()
+    assert loop.received["broken"].finish_reason is FinishReason.ERROR
+    assert {key: received.outputs[-1].num_preemptions for key, received in loop.received.items()} == {
+        "broken": 0,
+        "same step": 1,
+        "same step too": 1,
+        "later": 0,
+    }
+
+
+def test_a_block_whose_step_is_under_way_loses_its_name_with_its_request() -> None:
+    loop = Loop(SchedulerConfig(), cache_config(4), num_blocks=60)
+    loop.add(make_request("a", list(range(12))))
+    loop.scheduler.schedule()
+    assert len(loop.scheduler._kv.index) == 3
+    loop.abort(["a"])
+    assert len(loop.scheduler._kv.index) == 0
+
+
+def test_prompt_logprobs_may_take_several_passes_so_their_blocks_are_shared_later() -> None:
+    loop = Loop(SchedulerConfig(), cache_config(4), num_blocks=60)
+    loop.add(make_request("owing", list(range(12)), prompt_logprobs=0))
+    loop.add(make_request("same step", list(range(12))))
+    loop.step()
+    loop.add(make_request("next step", list(range(12))))
+    loop.run()
+    loop.check_results()
+    cached = {key: received.outputs[-1].num_cached_tokens for key, received in loop.received.items()}
+    assert cached == {"owing": 0, "same step": 0, "next step": 8}
 
 
 def test_reset_forgets_prefixes_of_running_requests_too() -> None:

@@ -134,6 +134,7 @@ class ManagerMachine(RuleBasedStateMachine):
             request.num_placeholders -= 1
         self.write(request)
         self.manager.share(request)
+        request.num_confirmed_tokens = request.num_computed_tokens
 
     @rule(request=requests, chunk=st.integers(1, 6), token_id=st.integers(0, 1))
     def extend(self, request: Request, chunk: int, token_id: int) -> None:

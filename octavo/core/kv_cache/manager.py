@@ -47,7 +47,7 @@ class KVCacheManager:
 
     def find_prefix(self, request: Request) -> list[Block]:
         """Blocks that already hold the request's first tokens, never the last known one (its logits are needed)."""
-        if not self.enable_prefix_caching or not request.reads_prefix_cache:
+        if not self.enable_prefix_caching or request.owes_prompt_logprobs:
             return []
         longest = (request.num_tokens - 1) // self.block_size
         return self.index.longest(request.hashes(self.block_size)[:longest])
@@ -85,10 +85,13 @@ class KVCacheManager:
         """Offer the request's full blocks of known tokens, computed or planned to be, to requests scheduled later.
 
         Call it only when the plan can no longer lose the request's tokens. Plans run in order, and within a step K and
-        V of all rows are written before any row attends, so a block may be read by the very step that fills it.
+        V of all rows are written before any row attends, so a block may be read by the very step that fills it. (Not so
+        with prompt logprobs, for which a step may take several passes: there, blocks are shared when it has come back.)
         """
         table = self._tables[request.request_id]
-        full = min(request.num_computed_tokens, request.num_tokens) // self.block_size
+        in_passes = request.sampling_params.prompt_logprobs is not None
+        filled = request.num_confirmed_tokens if in_passes else request.num_computed_tokens
+        full = min(filled, request.num_tokens) // self.block_size
         if full <= table.num_named or table.private or not self.enable_prefix_caching:
             return
         hashes = request.hashes(self.block_size)
@@ -96,13 +99,26 @@ class KVCacheManager:
             self.index.insert(hashes[i], table.blocks[i])
         table.num_named = full
 
+    def sharers(self, request: Request, first_token: int) -> set[str]:
+        """Ids of the other requests whose tables hold blocks of ``request`` from ``first_token``'s block on."""
+        blocks = self._tables[request.request_id].blocks[first_token // self.block_size :]
+        shared = {block.block_id for block in blocks if block.ref_count > 1}
+        if not shared:
+            return set()
+        holders = {key for key, table in self._tables.items() if any(b.block_id in shared for b in table.blocks)}
+        return holders - {request.request_id}
+
     def free(self, request: Request, *, spoiled: bool = False) -> None:
-        """Drop the request's table, tail first. ``spoiled``: its contents are unknown, let nobody find them."""
-        blocks = self._tables.pop(request.request_id).blocks
-        if spoiled:
-            for block in blocks:
-                self.index.remove(block)
-        self.pool.free(reversed(blocks))
+        """Drop the request's table, tail first.
+
+        Blocks whose step has not come back yet lose their names: should it fail, nobody would be left to tell.
+        ``spoiled``: the request failed, so all its blocks lose theirs.
+        """
+        table = self._tables.pop(request.request_id)
+        num_sound = 0 if spoiled else request.num_confirmed_tokens // self.block_size
+        for block in table.blocks[num_sound : table.num_named]:
+            self.index.remove(block)
+        self.pool.free(reversed(table.blocks))
 
     def block_ids(self, request: Request) -> list[int]:
         """The request's block table."""
