@@ -1,0 +1,30 @@
+"""The promise of equal bits, end to end on SmolLM2 through the CPU backend, and that the check can fail."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from octavo.engine.outputs import CompletionOutput, Logprob, RequestOutput
+from octavo.entrypoints.verify import difference, verify_model
+
+
+def test_smollm2_answers_alike_to_the_bit(smollm2_path: str) -> None:
+    lines: list[str] = []
+    results = verify_model(smollm2_path, report=lines.append)
+    assert all(result.equal for result in results), "\n".join(lines)
+    names = {result.name for result in results}
+    assert {"batch of 16", "chunks of 7", "chunks of 64", "preemption", "threads: 1", "threads: 2"} <= names
+    assert {"prefix cache, cold", "prefix cache, warm"} <= names
+
+
+def test_one_bit_of_one_logprob_is_a_difference() -> None:
+    entry = {7: Logprob(logprob=-0.5, rank=1, decoded_token="a")}
+    completion = CompletionOutput(
+        index=0, text="a", token_ids=[7], cumulative_logprob=-0.5, logprobs=[entry], finish_reason="length"
+    )
+    output = RequestOutput(request_id="0", prompt=None, prompt_token_ids=[1], outputs=[completion], finished=True)
+    assert difference(output, output) is None
+    nudged = {7: Logprob(logprob=-0.5000000000000001, rank=1, decoded_token="a")}
+    for change in ({"logprobs": [nudged]}, {"token_ids": [8]}, {"finish_reason": "stop"}):
+        other = dataclasses.replace(output, outputs=[dataclasses.replace(completion, **change)])
+        assert difference(output, other) is not None
