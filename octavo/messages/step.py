@@ -37,7 +37,11 @@ class CachedRequestData(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """The plan of one step. The keys of ``num_scheduled_tokens`` are exactly the new + cached requests."""
+    """The plan of one step. The keys of ``num_scheduled_tokens`` are exactly the new + cached requests.
+
+    A new request may read blocks that a request listed before it fills in this very step: K and V of all rows are
+    written before any row attends. (Blocks filled by requests with prompt logprobs are read in later steps only.)
+    """
 
     step_id: int
     num_scheduled_tokens: dict[str, int]
