@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from octavo.args.engine_args import add_engine_arguments, engine_config_from_namespace
 from octavo.args.resolve import resolve_engine_config
 from octavo.backends.registry import make_backend
+from octavo.cli.units import format_bytes
 from octavo.config import EngineConfig
 from octavo.entrypoints.progress import download_bar
 from octavo.messages import KVCacheSpec
@@ -60,15 +61,6 @@ def make_plan(config: EngineConfig, free_memory: int) -> Plan:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_arguments(parser)
-
-
-def format_bytes(count: float) -> str:
-    """``1.5 GiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
-        count /= 1024
-    raise AssertionError("unreachable")
 
 
 def lines_of(plan: Plan, name: str | None) -> list[str]:

@@ -106,11 +106,13 @@ class Serving:
         self.listener, self.started = listener, started
         self.url = url_of(listener)
         self.state: ServerState = ServerState(engine.model.served_model_name or engine.model.model)
-        self._http: uvicorn.Server = self._make_http()
+        self._http: uvicorn.Server | None = None
         self._starting: asyncio.Task[None] | None = None
         self._draining: asyncio.Task[None] | None = None
+        self._stopping = False
 
     def _make_http(self) -> uvicorn.Server:
+        """The HTTP server, not yet serving. Its imports take a third of a second: run it beside the engine's start."""
         import uvicorn
 
         from octavo.entrypoints.openai.app import build_app
@@ -139,13 +141,15 @@ class Serving:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         print(f"octavo listens on {self.url}, loading {self.state.model_name}", flush=True)
-        serving = asyncio.create_task(self._http.serve(sockets=[self.listener]))
         self._starting = asyncio.create_task(self._start_engine())
+        http: uvicorn.Server = await call_in_thread(self._make_http)
+        self._http, http.should_exit = http, self._stopping
+        serving = asyncio.create_task(http.serve(sockets=[self.listener]))
         await asyncio.wait({serving, self._starting}, return_when=asyncio.FIRST_COMPLETED)
         failed = self._start_failure()
         if failed is not None:
             print(f"octavo serve: {failed}", file=sys.stderr, flush=True)
-            self._http.should_exit = True
+            http.should_exit = True
         await serving
         self._starting.cancel()
         if self._draining is not None:
@@ -170,10 +174,13 @@ class Serving:
 
     def _on_signal(self) -> None:
         """The first signal drains, the second one stops."""
-        if self._http.should_exit:
-            self._http.force_exit = True
+        if self._stopping:
+            if self._http is not None:
+                self._http.force_exit = True
             return
-        self._http.should_exit = True
+        self._stopping = True
+        if self._http is not None:
+            self._http.should_exit = True
         if self.state.engine is None:
             assert self._starting is not None
             self._starting.cancel()
@@ -218,7 +225,7 @@ class Serving:
 def start_screen(config: EngineConfig, state: ServerState, url: str, seconds: float) -> list[str]:
     """All there is to know about a ready server, in a screen."""
     import octavo
-    from octavo.cli.plan import format_bytes
+    from octavo.cli.units import format_bytes
 
     assert state.engine is not None
     info, cache = state.engine.info, config.cache

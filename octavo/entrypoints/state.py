@@ -9,11 +9,18 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from octavo.entrypoints.openai.errors import NotReadyError, UnknownModelError
-from octavo.exceptions import EngineDeadError
+from octavo.exceptions import EngineDeadError, OctavoError
 
 if TYPE_CHECKING:
     from octavo.engine.async_llm import AsyncLLM
+
+
+class NotReadyError(OctavoError):
+    """The engine is still starting; the client may try again."""
+
+
+class UnknownModelError(OctavoError):
+    """The request names a model that is not served here."""
 
 
 @dataclass

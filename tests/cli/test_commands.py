@@ -10,7 +10,8 @@ import pytest
 
 from octavo.args.engine_args import engine_config_from_kwargs
 from octavo.cli.main import COMMANDS, main
-from octavo.cli.plan import format_bytes, make_plan
+from octavo.cli.plan import make_plan
+from octavo.cli.units import format_bytes
 
 ROOT = Path(__file__).parents[2]
 

@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.entrypoints.state import NotReadyError, UnknownModelError
 from octavo.exceptions import EngineDeadError, OctavoError, RequestError, ValidationError
 
 logger = logging.getLogger("octavo.server")
@@ -29,14 +30,6 @@ TYPES = {
     500: "InternalServerError",
     503: "ServiceUnavailableError",
 }
-
-
-class NotReadyError(OctavoError):
-    """The engine is still starting; the client may try again."""
-
-
-class UnknownModelError(OctavoError):
-    """The request names a model that is not served here."""
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
