@@ -15,7 +15,7 @@ using Clock = std::chrono::steady_clock;
 
 // How long to spin before sleeping. Inside a job the others are a matter of microseconds, unless they lost their core:
 // then sleeping earns the waiter a quick return from the scheduler, where yielding would send it to the back.
-constexpr auto kSpinInJob = std::chrono::microseconds(50);
+constexpr auto kSpinInJob = std::chrono::microseconds(10);
 constexpr auto kSpinBetweenJobs = std::chrono::microseconds(100);
 
 inline void pause() {
