@@ -10,13 +10,13 @@ import numpy as np
 import torch
 import transformers
 
-from octavo.backends.base import Limits, Runnable, StepInputs
+from octavo.backends.base import Backend, Limits, Runnable, StepInputs
 from octavo.backends.reference.backend import ReferenceBackend
 from octavo.config import BackendConfig
 from octavo.model_loader import LoadedModel
 
 torch.set_num_threads(1)
-BLOCK_SIZE, NUM_BLOCKS = 16, 12
+BLOCK_SIZE, NUM_BLOCKS = 16, 16
 SIZES: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -48,7 +48,8 @@ def reference_logits(model: Any, token_ids: list[int]) -> np.ndarray:
     return logits
 
 
-def prepare(loaded: LoadedModel, dtype: type[np.floating] = np.float32) -> Runnable:
+def prepare(loaded: LoadedModel, dtype: type[np.floating] = np.float32, backend: Backend | None = None) -> Runnable:
+    """On ``backend``, or the reference in ``dtype``."""
     limits = Limits(
         max_tokens=256,
         max_rows=256,
@@ -57,7 +58,8 @@ def prepare(loaded: LoadedModel, dtype: type[np.floating] = np.float32) -> Runna
         num_blocks=NUM_BLOCKS,
         block_size=BLOCK_SIZE,
     )
-    return ReferenceBackend(BackendConfig(), dtype).prepare(loaded.program, loaded.weights, limits)
+    backend = backend or ReferenceBackend(BackendConfig(), dtype)
+    return backend.prepare(loaded.program, loaded.weights, limits)
 
 
 @dataclass
