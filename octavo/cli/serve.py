@@ -217,13 +217,20 @@ class Serving:
         self.state.phase, self.state.progress = name, None
 
     def _print_screen(self, config: EngineConfig) -> None:
-        for line in start_screen(config, self.state, self.url, time.monotonic() - self.started):
-            print(line)
+        from rich.console import Console
+        from rich.text import Text
+
+        console = Console(highlight=False, soft_wrap=True)
+        rows = start_screen(config, self.state, self.url, time.monotonic() - self.started)
+        width = max(len(name) for name, _ in rows)
+        console.print("octavo is ready", style="bold")
+        for name, text in rows:
+            console.print(Text.assemble((f"  {name:{width}}  ", "cyan"), text))
         sys.stdout.flush()
 
 
-def start_screen(config: EngineConfig, state: ServerState, url: str, seconds: float) -> list[str]:
-    """All there is to know about a ready server, in a screen."""
+def start_screen(config: EngineConfig, state: ServerState, url: str, seconds: float) -> list[tuple[str, str]]:
+    """All there is to know about a ready server, in a screen: (name, fact)."""
     import octavo
     from octavo.cli.units import format_bytes
 
@@ -231,9 +238,10 @@ def start_screen(config: EngineConfig, state: ServerState, url: str, seconds: fl
     info, cache = state.engine.info, config.cache
     blocks = info.num_blocks - 1  # block 0 is the null block
     caching = "prefix caching" if cache.enable_prefix_caching else "no prefix caching"
-    rows = [("model", f"{state.model_name} ({config.model.model})")]
-    rows += [(name, fact) for name, fact in info.facts.items()]
-    rows += [
+    return [
+        ("version", octavo.__version__),
+        ("model", f"{state.model_name} ({config.model.model})"),
+        *info.facts.items(),
         ("threads", str(config.backend.threads)),
         ("context", f"{info.max_model_len} tokens, {config.scheduler.max_num_seqs} requests a step"),
         (
@@ -244,5 +252,3 @@ def start_screen(config: EngineConfig, state: ServerState, url: str, seconds: fl
         ("start-up", ", ".join(f"{name} {spent:.2f} s" for name, spent in info.phases) + f"; {seconds:.2f} s in all"),
         ("address", f"{url}/v1"),
     ]
-    width = max(len(name) for name, _ in rows)
-    return [f"octavo {octavo.__version__} is ready", *(f"  {name:{width}}  {text}" for name, text in rows)]

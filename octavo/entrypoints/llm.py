@@ -19,6 +19,7 @@ from octavo.args.engine_args import engine_config_from_kwargs
 from octavo.args.resolve import resolve_engine_config
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.outputs import RequestOutput
+from octavo.entrypoints.progress import download_bar
 from octavo.exceptions import EngineDeadError, ValidationError
 from octavo.messages import FinishReason, RequestOutputKind, SamplingParams
 from octavo.tokenizer.base import Tokenizer
@@ -41,7 +42,7 @@ class LLM:
         if model is not None:
             kwargs["model"] = model
         config = engine_config_from_kwargs(**kwargs)
-        with _download_bar() as progress:
+        with download_bar() as progress:
             config = resolve_engine_config(config, progress)
         engine = LLMEngine(config)
         self._engine: LLMEngine | None = engine
@@ -228,22 +229,3 @@ def _generation_bar(total: int, shown: bool) -> Iterator[Any]:
                     logger.error("prompt %s failed: %s", output.request_id, sample.stop_reason)
 
         yield advance
-
-
-@contextlib.contextmanager
-def _download_bar() -> Iterator[Any]:
-    """A ``progress`` callback for resolve_engine_config; nothing is drawn unless something is fetched."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    tasks: dict[str, TaskID] = {}
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-
-        def progress(name: str, done: int, total: int) -> None:
-            if name not in tasks:
-                tasks[name] = bar.add_task(name, total=total or None)
-            bar.update(tasks[name], completed=done, total=total or None)
-
-        yield progress

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,24 @@ def test_chat_says_that_a_line_is_too_long_and_goes_on(smollm2_path: str) -> Non
     assert done.returncode == 0, done.stderr
     assert "128" in done.stdout
     assert "Paris" in done.stdout
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_chat(smollm2_path: str) -> None:
+    command = [sys.executable, "-m", "octavo.cli.main", "chat", smollm2_path, "--max-tokens", "4000"]
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(b"Count from 1 to 2000, one number a line.\n")
+        first = process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(b"/help\n/exit\n", timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0
+    answer = (first + rest).partition(b"/exit leaves")
+    assert answer[1]
+    assert b"2000" not in answer[0]
 
 
 def test_pull_prints_the_path_and_fails_in_a_line(smollm2_path: str) -> None:

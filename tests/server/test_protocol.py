@@ -174,6 +174,7 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str]] = [
     ("completions", {"bad_words": ["x"]}, "bad_words"),
     ("completions", {"prompt": []}, "prompt"),
     ("completions", {"prompt": [[]]}, "prompt"),
+    ("completions", {"prompt": ["x"] * 100, "n": 100}, "prompt"),
     ("completions", {"prompt": [[5], []]}, "prompt"),
     ("completions", {"prompt": None}, "prompt"),
     ("completions", {"prompt": [1.5]}, "prompt"),

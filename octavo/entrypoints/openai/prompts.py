@@ -11,7 +11,7 @@ from octavo.exceptions import ValidationError
 from octavo.tokenizer.base import Tokenizer
 
 LONG_TEXT = 16 * 1024  # characters; longer texts are tokenised off the event loop
-MAX_PROMPTS = 1024  # in one completions request
+MAX_SEQUENCES = 1024  # prompts x n of one completions request
 
 
 async def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -22,15 +22,16 @@ async def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -
 
 
 async def encode_prompts(
-    tokenizer: Tokenizer, prompt: str | list[str] | list[int] | list[list[int]], *, add_special_tokens: bool
+    tokenizer: Tokenizer, prompt: str | list[str] | list[int] | list[list[int]], *, n: int, add_special_tokens: bool
 ) -> list[list[int]]:
     """One list of token ids a prompt. An empty text is BOS where there is one; an empty list is a ValidationError."""
     listed: Sequence[Any] = [prompt] if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else prompt
     if not listed:
         raise ValidationError("prompt must not be an empty list", parameter="prompt")
-    if len(listed) > MAX_PROMPTS:
+    if len(listed) > 1 and len(listed) * n > MAX_SEQUENCES:
         raise ValidationError(
-            f"prompt has {len(listed)} entries; at most {MAX_PROMPTS} are allowed", parameter="prompt"
+            f"prompt has {len(listed)} entries and n is {n}; their product may be at most {MAX_SEQUENCES}",
+            parameter="prompt",
         )
     encoded = []
     for one in listed:
