@@ -129,8 +129,10 @@ class _Metadata:
         merges: list[tuple[str, str]] = []
         for _, i in ranked:
             token = self.tokens[i]
-            cuts = ((token[:at], token[at:]) for at in range(1, len(token)))
-            merges += [cut for cut in cuts if cut[0] in mergeable and cut[1] in mergeable]
+            for at in range(1, len(token)):  # kept bare: millions of cuts for the largest vocabularies
+                left = token[:at]
+                if left in mergeable and (right := token[at:]) in mergeable:
+                    merges.append((left, right))
         return merges
 
     def _add_special_tokens(self, backend: Any) -> None:

@@ -39,15 +39,16 @@ class PreTokenizer:
 _GPT2 = PreTokenizer()
 _STARCODER = PreTokenizer(digits=True)
 _LLAMA3 = PreTokenizer(LLAMA3, ignore_merges=True, add_bos=True)
-_QWEN2 = PreTokenizer(QWEN2, nfc=True)
+
 
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
-    **dict.fromkeys(("default", "gpt-2", "gpt2", "phi-2", "jina-es", "jina-de", "gigachat"), _GPT2),
-    **dict.fromkeys(("smollm", "starcoder", "codeshell", "refact", "exaone", "minerva-7b"), _STARCODER),
+    **dict.fromkeys(("default", "gpt-2", "gpt2", "phi-2"), _GPT2),
+    **dict.fromkeys(("smollm", "starcoder", "codeshell", "refact"), _STARCODER),
     "command-r": PreTokenizer(digits=True, nfc=True),
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral"), _LLAMA3),
     **dict.fromkeys(("smaug-bpe", "dbrx", "chatglm-bpe", "glm4"), PreTokenizer(LLAMA3)),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "hunyuan", "stablelm2"), _QWEN2),
+    **dict.fromkeys(("qwen2", "stablelm2"), PreTokenizer(QWEN2, nfc=True)),
+    "deepseek-r1-qwen": PreTokenizer(QWEN2),
     **dict.fromkeys(("gpt-4o", "llama4"), PreTokenizer(GPT4O)),
     "tekken": PreTokenizer(TEKKEN, ignore_merges=True, add_bos=True),
 }
