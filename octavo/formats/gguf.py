@@ -25,6 +25,9 @@ DEFAULT_ALIGNMENT = 32
 MAX_DIMS = 4
 MAX_KEY_BYTES = 65535
 MAX_TENSOR_NAME_BYTES = 255
+MAX_PAIRS = 1 << 16
+MAX_TENSORS = 1 << 17
+MAX_ARRAY_ELEMENTS = 1 << 22  # of all arrays together: each becomes a Python object (largest vocabularies: 1.3 million)
 
 # Metadata value types, by the number in the file.
 SCALARS: dict[int, tuple[str, str]] = {
@@ -182,6 +185,7 @@ class _Cursor:
         self.path, self.buffer, self.size = path, buffer, len(buffer)
         self.pos = 0
         self.key: str | None = None
+        self._elements = 0
 
     def fail(self, reason: str, *, key: str | None = None, offset: int | None = None) -> NoReturn:
         raise FormatError(self.path, reason, key=key or self.key, offset=self.pos if offset is None else offset)
@@ -230,6 +234,9 @@ class _Cursor:
             self.fail(f"unknown value type {kind}", offset=where)
         element = self.u32("type of array elements")
         count = self.u64("length of array")
+        self._elements += count
+        if self._elements > MAX_ARRAY_ELEMENTS:
+            self.fail(f"arrays of more than {MAX_ARRAY_ELEMENTS} elements in all", offset=where)
         if element == STRING:
             return "ARRAY[STRING]", self._strings(count)
         if element in SCALARS:
@@ -295,7 +302,10 @@ def _read_header(cursor: _Cursor) -> tuple[int, int]:
         raise UnsupportedModel(f"{cursor.path}: GGUF version {version}; octavo reads 2 and 3")
     where = cursor.pos
     tensor_count, kv_count = cursor.u64("number of tensors"), cursor.u64("number of metadata pairs")
-    for count, least, what in ((tensor_count, 32, "tensors"), (kv_count, 13, "metadata pairs")):
+    limits = ((tensor_count, 32, MAX_TENSORS, "tensors"), (kv_count, 13, MAX_PAIRS, "metadata pairs"))
+    for count, least, most, what in limits:
+        if count > most:
+            cursor.fail(f"{count} {what}, at most {most} are allowed", offset=where)
         if count * least > cursor.remaining:
             cursor.fail(f"{count} {what} cannot fit into {cursor.remaining} bytes", offset=where)
     return tensor_count, kv_count
