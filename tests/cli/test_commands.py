@@ -91,6 +91,9 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(smollm2_path: str) -> None:
 
 def test_pull_prints_the_path_and_fails_in_a_line(smollm2_path: str) -> None:
     assert octavo("pull", "smollm2-135m").stdout.strip() == smollm2_path
+    (listed,) = [line for line in octavo("pull", "--list").stdout.splitlines() if line.startswith("smollm2-135m ")]
+    assert "cached" in listed
+    assert octavo("pull").returncode == 2
     missing = octavo("pull", "/nowhere/at/all.gguf")
     assert missing.returncode == 1
     assert "all.gguf" in missing.stderr

@@ -5,8 +5,11 @@ from __future__ import annotations
 import copy
 import math
 
+import pytest
+
+from octavo.cli.main import main
 from octavo.engine.outputs import CompletionOutput, Logprob, RequestOutput
-from octavo.entrypoints.verify import difference, verify_model
+from octavo.entrypoints.verify import VerifyResult, difference
 
 
 def output(tokens: list[int], logprob: float = -1.5, reason: str = "length") -> RequestOutput:
@@ -24,9 +27,15 @@ def test_every_kind_of_difference_is_seen() -> None:
     assert difference(one, output([1, 2, 3], reason="error")) is not None
 
 
-def test_the_default_model_keeps_its_bits(smollm2_path: str) -> None:
-    lines: list[str] = []
-    results = verify_model(smollm2_path, quick=True, report=lines.append)
-    assert [r.name for r in results if not r.equal] == [], "\n".join(lines)
-    assert len(lines) == len(results) + 1
-    assert {"preemption", "prefix cache, warm", "chunks of 7"} <= {r.name for r in results}
+def test_the_command_says_what_it_proved(smollm2_path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", smollm2_path, "--quick"]) == 0
+    printed = capsys.readouterr().out
+    for fact in ("preemption", "prefix cache, warm", "chunks of 7", "threads: 2", "equal bit for bit"):
+        assert fact in printed
+
+
+def test_the_command_fails_on_a_difference(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    result = VerifyResult("batch of 16", False, "request 3: token 1 is 9, not 2", 16, 384)
+    monkeypatch.setattr("octavo.cli.verify.verify_model", lambda model, quick, report: [result])
+    assert main(["verify"]) == 1
+    assert "NOT equal: batch of 16" in capsys.readouterr().out
