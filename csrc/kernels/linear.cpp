@@ -11,7 +11,9 @@ namespace octavo::OCTAVO_ISA {
 namespace {
 
 // Activations of one sweep over the panels: they should stay in the second-level cache beside a panel.
+// Where K is too long for that, some tiles still share each reading of a panel.
 constexpr int64_t kSweepBytes = 384 * 1024;
+constexpr int64_t kSweepTiles = 8;
 
 // Where the tiles of a kind start in the scratch, or its end for kind == kActivationKinds.
 int64_t scratch_offset(const Linear& linear, int64_t rows, int kind) {
@@ -64,7 +66,7 @@ void part_columns(const LinearCall& call, const LinearPart& part, int64_t offset
   const ActivationKind kind = activation_kind(part.format);
   const int64_t height = tile_rows(call.rows, most_tile_rows(kind));
   const int64_t row_bytes = activation_row_bytes(kind, part.k);
-  const int64_t sweep = max_of(1, kSweepBytes / (height * row_bytes)) * height;
+  const int64_t sweep = max_of(kSweepTiles, kSweepBytes / (height * row_bytes)) * height;
   const char* tiles = static_cast<const char*>(call.scratch) + scratch_offset(*call.linear, call.rows, int(kind));
   const Tile full = find_tile(shape, height);
   alignas(64) float sums[kMaxTileRows * kPanelOutputs];

@@ -23,7 +23,7 @@ inline constexpr int64_t kMostPanelBytes = 128 * 1024;  // two panels of this si
 /// from then on every tile fetches its share of the next panel, so that memory is never idle while tiles compute.
 static inline Prefetch plan_prefetch(const PanelShape& shape, bool first_panel, int64_t tile, int64_t tiles) {
   if (tiles == 1 || (first_panel && tile == 0)) return {kNearBytes, 0, shape.block_bytes};
-  if (shape.panel_bytes() > kMostPanelBytes) return {kNearBytes, 0, tile == 0 ? shape.block_bytes : 0};
+  if (shape.panel_bytes() > kMostPanelBytes) return {kNearBytes, 0, shape.block_bytes};
   const int64_t lines = shape.block_bytes / 64;
   if (first_panel) --tile, --tiles;
   return {shape.panel_bytes(), lines * tile / tiles * 64, lines * (tile + 1) / tiles * 64};
