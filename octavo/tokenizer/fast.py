@@ -64,11 +64,13 @@ class FastTokenizer:
         Raises ValidationError for text that is not Unicode (a lone surrogate).
         """
         try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            # the batch calls release the GIL; encode() and decode() would hold up every other request
+            (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except TypeError as error:
             raise ValidationError(
                 "the text holds a lone surrogate, which is not Unicode", parameter="prompt"
             ) from error
+        ids: list[int] = encoding.ids
         if add_special_tokens and self._adds_bos and ids[:2] == [self.bos_token_id] * 2:
             return ids[1:]
         return ids
@@ -77,8 +79,8 @@ class FastTokenizer:
         """Text. Unlike the library, a SentencePiece run of byte tokens with one bad byte keeps its good characters."""
         known = [i for i in token_ids if 0 <= i < self.vocab_size]
         if self._kind != "sentencepiece":
-            text: str = self._backend.decode(known, skip_special_tokens=skip_special_tokens)
-            return text
+            (text,) = self._backend.decode_batch([known], skip_special_tokens=skip_special_tokens)
+            return str(text)
         hidden = self.special_token_ids if skip_special_tokens else frozenset()
         raw = b"".join(self.token_bytes(i) for i in known if i not in hidden)
         if self.strips_leading_space and raw.startswith(b" "):
