@@ -35,7 +35,7 @@ from octavo.exceptions import ValidationError
 
 MAX_TEMPLATE_CHARS = 512 * 1024
 MAX_OUTPUT_CHARS = 16 * 1024 * 1024  # also the largest value a template may build
-MAX_BUILT_CHARS = 8 * MAX_OUTPUT_CHARS  # all values built in one rendering
+MAX_BUILT_CHARS = 16 * MAX_OUTPUT_CHARS  # all values built in one rendering
 MAX_RANGE = 10_000
 MAX_INT_BITS = 4096
 CPU_SECONDS = 0.5
@@ -199,7 +199,7 @@ def _check_operands(operator: str, left: Any, right: Any) -> None:
 def _check_format(pattern: str, values: Any) -> None:
     if WIDE_FIELD.search(pattern):
         raise _fault("a format with a wide or computed field")
-    _bounded(len(pattern) * (1 + _measure(values)))
+    _bounded(len(pattern) + (pattern.count("%") + pattern.count("{")) * _measure(values))
 
 
 def _check_method(obj: str, name: str, args: tuple[Any, ...]) -> None:
@@ -305,9 +305,10 @@ class _Generation(Extension):
 
     tags = {"generation"}  # noqa: RUF012 (an attribute of jinja2's class)
 
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: Parser) -> nodes.Node:
+        lineno = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=lineno)
 
 
 def _raise_exception(message: Any) -> None:

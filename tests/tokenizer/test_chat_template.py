@@ -37,7 +37,8 @@ TEMPLATES = {
 {{ ns.n }} {{ ns.text }} {{ show(['a', 'b']) }}""",
     "loop controls": """{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ loop.index0 }}
 {{ loop.length }}{% if m.role == 'assistant' %}{% break %}{% endif %}{% else %}none{% endfor %}""",
-    "generation": "{% for m in messages %}{% generation %}{{ m.role }}{% endgeneration %}{% endfor %}",
+    "generation": """{% set x = 1 %}{% for m in messages %}{% generation %}{% set x = 2 %}{{ m.role }}{{ x }}
+{%- endgeneration %}{{ x }}{% endfor %}""",
     "tests and filters": """{% for m in messages %}
 {{ m.content is string }} {{ m.content is iterable }} {{ m.name is defined }} {{ m.role in ['user', 'tool'] }}
 {{ m.role|upper|replace('USER', 'u') }} {{ m.content|length }} {{ loop.last }}
@@ -134,6 +135,16 @@ def test_what_cannot_be_continued(template: str, chat: Any) -> None:
 
 def test_the_sandbox_shows_nothing_of_python() -> None:
     assert ours("{{ raise_exception.__globals__ }}{{ ''.__class__ }}{{ '{0.__class__}'.format(1) }}") == ""
+
+
+def test_a_very_long_chat_is_within_the_bounds() -> None:
+    """A million characters in 500 messages, through each way of putting text together."""
+    chat = [{"role": "user", "content": "word " * 400} for _ in range(500)]
+    ways = ["'<' + m.content + '>'", "'<' ~ m.content ~ '>'", "'<%s>' % m.content", "'<{}>'.format(m.content)"]
+    ways += ["'<' + m.content|replace('\n', ' ') + '>'", "['<', m.content, '>']|join", "'<' + m.content.strip() + ' >'"]
+    for way in ways:
+        text = ours("{% for m in messages %}{{ " + way + " }}{% endfor %}", chat)
+        assert text == "".join(f"<{message['content']}>" for message in chat)
 
 
 def test_strftime_now() -> None:
