@@ -185,6 +185,7 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str]] = [
     ("completions", {"n": 10**9}, "n"),
     ("completions", {"top_k": 0.01}, "top_k"),
     ("completions", {"stop": ""}, "stop"),
+    ("completions", {"stop": [f"s{i}" for i in range(129)]}, "stop"),
     ("completions", {"logit_bias": {"999999": 5}}, "logit_bias"),
     ("completions", {"logit_bias": {"-1": 5}}, "logit_bias"),
     ("completions", {"logit_bias": {"abc": 1}}, "logit_bias"),
@@ -262,6 +263,12 @@ async def test_unknown_fields_are_ignored(client: httpx.AsyncClient) -> None:
         "response_format": {"type": "text"},
     }
     assert (await client.post("/v1/chat/completions", json={**CHAT, **extra})).status_code == 200
+
+
+async def test_a_long_conversation_is_rendered_like_a_short_one(client: httpx.AsyncClient) -> None:
+    messages = [{"role": "user", "content": "x"}] * 40
+    tokens = (await client.post("/tokenize", json={"messages": messages})).json()["tokens"]
+    assert tokens == [ord(c) for c in "user:x\n" * 40 + "assistant:"]
 
 
 async def test_an_empty_prompt_is_bos_or_refused(client: httpx.AsyncClient) -> None:

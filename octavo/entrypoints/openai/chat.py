@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from octavo.entrypoints.openai.generation import Generation, response_id
 from octavo.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs
-from octavo.entrypoints.openai.prompts import encode, output_budget, render_chat, truncate
+from octavo.entrypoints.openai.prompts import encode_chat, output_budget, truncate
 from octavo.entrypoints.openai.protocol import REFUSED_IN_CHAT, ChatRequest
 from octavo.entrypoints.openai.responses import (
     AssistantMessage,
@@ -77,8 +77,7 @@ async def _prepare(state: ServerState, engine: AsyncLLM, body: ChatRequest) -> G
     requested: int | None = getattr(body, field)
     if requested is not None and requested < 1:
         raise ValidationError(f"{field} must be at least 1, got {requested}", parameter=field)
-    text = render_chat(engine.tokenizer, body.messages, body)
-    token_ids = await encode(engine.tokenizer, text, add_special_tokens=body.add_special_tokens)
+    token_ids = await encode_chat(engine.tokenizer, body.messages, body, add_special_tokens=body.add_special_tokens)
     limit = engine.info.max_model_len
     token_ids = truncate(token_ids, body.truncate_prompt_tokens, requested or 1, limit)
     budget = output_budget(len(token_ids), requested, None, limit, prompt_field="messages", field=field)

@@ -11,6 +11,7 @@ from octavo.exceptions import ValidationError
 from octavo.tokenizer.base import Tokenizer
 
 LONG_TEXT = 16 * 1024  # characters; longer texts are tokenised off the event loop
+MANY_MESSAGES = 32  # longer conversations go through the template off the event loop
 MAX_SEQUENCES = 1024  # prompts x n of one completions request
 
 
@@ -42,6 +43,17 @@ async def encode_prompts(
             ids = [tokenizer.bos_token_id]
         encoded.append(ids)
     return encoded
+
+
+async def encode_chat(
+    tokenizer: Tokenizer, messages: list[ChatMessage], options: TemplateOptions, *, add_special_tokens: bool
+) -> list[int]:
+    """Token ids of a conversation; a long one does not hold up the other requests. Raises what render_chat raises."""
+    if len(messages) <= MANY_MESSAGES:
+        text = render_chat(tokenizer, messages, options)
+    else:
+        text = await asyncio.to_thread(render_chat, tokenizer, messages, options)
+    return await encode(tokenizer, text, add_special_tokens=add_special_tokens)
 
 
 def render_chat(tokenizer: Tokenizer, messages: list[ChatMessage], options: TemplateOptions) -> str:

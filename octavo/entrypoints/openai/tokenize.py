@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from octavo.entrypoints.openai.prompts import encode, render_chat
+from octavo.entrypoints.openai.prompts import encode, encode_chat
 from octavo.entrypoints.openai.protocol import DetokenizeRequest, TokenizeRequest
 from octavo.entrypoints.openai.routing import JsonRoute, server_state
 from octavo.entrypoints.openai.sse import json_response
@@ -24,13 +24,11 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     state.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ValidationError("give exactly one of prompt and messages", parameter="prompt")
+    special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
     if body.messages is not None:
-        text, special = render_chat(engine.tokenizer, body.messages, body), False
+        tokens = await encode_chat(engine.tokenizer, body.messages, body, add_special_tokens=special)
     else:
-        text, special = body.prompt or "", True
-    if body.add_special_tokens is not None:
-        special = body.add_special_tokens
-    tokens = await encode(engine.tokenizer, text, add_special_tokens=special)
+        tokens = await encode(engine.tokenizer, body.prompt or "", add_special_tokens=special)
     answer: dict[str, Any] = {
         "count": len(tokens),
         "max_model_len": engine.info.max_model_len,
