@@ -55,6 +55,12 @@ def test_the_port_answers_before_the_model_is_there_and_the_screen_tells_all(smo
         assert server.stop() == 0
 
 
+def test_sigterm_while_loading_is_an_orderly_end(smollm2_path: str) -> None:
+    with running_server(smollm2_path, *FLAGS) as server:
+        assert server.stop() == 0
+    assert "is ready" not in server.output
+
+
 def test_a_missing_model_is_one_line_and_status_1(tmp_path: Path) -> None:
     done = serve(f"{tmp_path}/none.gguf", "--port", "0")
     assert done.returncode == 1
