@@ -2,6 +2,7 @@
 
     python scripts/draw_schedule.py scheduler
     python scripts/draw_schedule.py prefix-cache
+    python scripts/draw_schedule.py paged-kv
 
 Runs the real scheduler; in place of a model, every sampled token is 7.
 """
@@ -73,7 +74,33 @@ def prefix_cache() -> None:
     print(" ".join(f"{block.block_id}{'*' if block.block_hash else ''}" for block in blocks))
 
 
-FIGURES: dict[str, Callable[[], None]] = {"scheduler": scheduler, "prefix-cache": prefix_cache}
+def paged_kv() -> None:
+    """Five requests of mixed lengths in a pool of 31 usable blocks: who owns each block, and how much of it is used."""
+    names, lengths = "ABCDE", ((70, 60), (20, 90), (100, 20), (9, 100), (45, 12))
+    scheduler = Scheduler(SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=256), CacheConfig(), 32, 512)
+    for name, (prompt, answer) in zip(names, lengths):
+        params = SamplingParams(max_tokens=answer)
+        ids = list(range(1000 * ord(name), 1000 * ord(name) + prompt))
+        scheduler.add_request(
+            EngineCoreRequest(request_id=name, prompt_token_ids=ids, sampling_params=params, arrival_time=0.0)
+        )
+    print("step  blocks 1 .. 31 (letter: owner; *: free, still cached; .: free)   tokens / slots held")
+    for step in range(120):
+        plan = scheduler.schedule()
+        sampled = {name: [7] for name in plan.num_scheduled_tokens}
+        if step % 12 == 0:
+            tables = {r.request_id: scheduler._kv.block_ids(r) for r in scheduler._running}
+            owner = {block: name for name, ids in tables.items() for block in ids}
+            cells = [
+                owner.get(block.block_id, "*" if block.block_hash else ".") for block in scheduler._kv.pool.blocks[1:]
+            ]
+            held = 16 * len(owner)
+            used = sum(r.num_computed_tokens for r in scheduler._running)
+            print(f"{step:>4}  {''.join(cells)}   {used:>4} / {held:<4}" + (f" = {used / held:.0%}" if held else ""))
+        scheduler.update(plan, ModelRunnerOutput(step_id=plan.step_id, sampled_token_ids=sampled))
+
+
+FIGURES: dict[str, Callable[[], None]] = {"scheduler": scheduler, "prefix-cache": prefix_cache, "paged-kv": paged_kv}
 
 if __name__ == "__main__":
     FIGURES[sys.argv[1]]()
