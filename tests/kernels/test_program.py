@@ -37,8 +37,8 @@ from tests.kernels.kernel_programs import (
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, VOCAB = 96, 6, 2, 16, 160, 300
 
 
-def tiny_model() -> Program:
-    """Two pre-norm layers with GQA, QKV bias, SwiGLU and tied embeddings."""
+def tiny_model(head: str = "embed") -> Program:
+    """Two pre-norm layers with GQA, QKV bias and SwiGLU; tied embeddings by default."""
     b = ProgramBuilder(num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM, vocab_size=VOCAB, max_position=1024)
     rope, q_size, kv_size = rope_of(HEAD_DIM, HEAD_DIM // 2), HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
     x = b.embed(b.token_ids, "embed", HIDDEN)
@@ -49,7 +49,7 @@ def tiny_model() -> Program:
         x = b.add(x, b.linear(b.attention(q, k, v, layer=layer), f"{layer}.o", HIDDEN))
         h = b.rms_norm(x, f"{layer}.norm2", 1e-5)
         x = b.add(x, b.linear(b.silu_mul(b.linear(h, f"{layer}.gate_up", 2 * INNER)), f"{layer}.down", HIDDEN))
-    return b.finish(logits=b.linear(b.rms_norm(b.rows(x, b.logit_rows), "norm", 1e-5), "embed", VOCAB))
+    return b.finish(logits=b.linear(b.rms_norm(b.rows(x, b.logit_rows), "norm", 1e-5), head, VOCAB))
 
 
 def tiny_weights(program: Program) -> Weights:
@@ -84,6 +84,36 @@ def test_tiny_model_is_bit_identical_in_any_chunking_batch_and_thread_count(isa:
             runnable.run(step([other, Chunk(tokens[:cut], 0, [9, 8, 7, 6])], sizes))
             rest = runnable.run(step([Chunk(tokens[cut:], cut, [9, 8, 7, 6]), other], sizes))[: len(tokens) - cut]
             np.testing.assert_array_equal(rest.view(np.uint32), whole[cut:].view(np.uint32))
+
+
+def quantized(rng: np.random.Generator, rows: int, columns: int, bits: int) -> Weight:
+    """A part in groups of 32 with scales and minima in half precision."""
+    scale = (0.02 * rng.random((rows, columns // 32)) + 0.01).astype(np.float16)
+    minimum = (-7.5 * scale.astype(np.float32)).astype(np.float16) if bits == 4 else None
+    if bits == 4:
+        data = rng.integers(0, 256, (rows, columns // 2), dtype=np.uint8)
+        return Weight("int4_group", (rows, columns), data, scale, minimum, 32)
+    data = rng.integers(-100, 100, (rows, columns)).astype(np.int8)
+    return Weight("int8_group", (rows, columns), data, (scale / 16).astype(np.float16), None, 32)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_formats_mix_inside_a_matrix_and_tied_embeddings_are_packed_once(isa: str) -> None:
+    program, sizes, rng = tiny_model(), limits(tokens=128), np.random.default_rng(11)
+    weights = dict(tiny_weights(program))
+    bfloat16 = (weights["0.qkv"][0].data[128:].view(np.uint32) >> 16).astype(np.uint16)
+    weights["0.qkv"] = (
+        quantized(rng, 96, HIDDEN, 4),
+        quantized(rng, 32, HIDDEN, 8),
+        Weight("bfloat16", (32, HIDDEN), bfloat16),
+    )
+    weights["embed"] = (quantized(rng, VOCAB - 100, HIDDEN, 8), quantized(rng, 100, HIDDEN, 4))
+    inputs = step([Chunk(rng.integers(0, VOCAB, 70).tolist(), 0, range(1, 6))], sizes)
+    runnable = cpu(program, weights, sizes, isa=isa, threads=2)
+    close_to(runnable.run(inputs), reference(program, weights, sizes).run(inputs), 3e-2)
+    untied = {**weights, "lm_head": (*weights["embed"],)}
+    table_bytes = sum(part.num_bytes for part in weights["embed"])
+    assert cpu(tiny_model("lm_head"), untied, sizes, isa=isa).weight_bytes >= runnable.weight_bytes + table_bytes
 
 
 def test_linears_take_over_residual_adds_and_buffers_are_shared() -> None:
