@@ -131,7 +131,9 @@ void bind_weights(nb::module_& m) {
 
 void bind_program(nb::module_& m) {
   using Place = Program::Place;
-  nb::class_<ThreadPool>(m, "ThreadPool").def(nb::init<int>(), "threads"_a).def_prop_ro("threads", &ThreadPool::threads);
+  nb::class_<ThreadPool>(m, "ThreadPool")
+      .def(nb::init<int>(), "threads"_a)
+      .def_prop_ro("threads", &ThreadPool::threads);
   nb::class_<Program>(m, "Program")
       .def("__init__",
            [](Program* self, const Kernels& kernels, std::shared_ptr<ThreadPool> pool, int64_t tokens, int64_t rows,

@@ -1,6 +1,7 @@
 #include "program/program.h"
 
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -28,9 +29,7 @@ Program::Program(const KernelTable& kernels, std::shared_ptr<ThreadPool> pool, c
   arena_ = std::make_unique<Memory>(shape.arena_floats * sizeof(float));
   cache_ = std::make_unique<Memory>(shape.limits.blocks * block_stride_ * sizeof(uint16_t));
   attention_.shape = shape.attention;
-  attention_.scratch_bytes =
-      round_up(kernels.attention->scratch_bytes(shape.attention.group, shape.attention.head_dim), 4096) + 64;
-  attention_.scratch_bytes = round_up(attention_.scratch_bytes, 64);
+  attention_.scratch_bytes = kernels.attention->scratch_bytes(shape.attention.group, shape.attention.head_dim);
   attention_.scratch = std::make_unique<Memory>(attention_.scratch_bytes * pool_->threads());
 }
 
@@ -74,7 +73,8 @@ void Program::add_embed(int64_t table, Place out) {
 }
 
 void Program::add_rms_norm(Place x, const float* weight, float eps, Place out, int64_t width) {
-  add_row_stage("rms_norm", std::make_unique<RmsNormStage>(*kernels_.elementwise, view(x), weight, eps, view(out), width));
+  add_row_stage("rms_norm",
+                std::make_unique<RmsNormStage>(*kernels_.elementwise, view(x), weight, eps, view(out), width));
 }
 
 void Program::add_add(Place a, Place b, Place out, int64_t width) {
@@ -94,7 +94,8 @@ void Program::add_rope_table(std::vector<float> inv_freq, float factor, Place ou
 }
 
 void Program::add_rope(Place x, Place out, Place table, int64_t heads, int64_t head_dim, int64_t pairs) {
-  add_row_stage("rope", std::make_unique<RopeStage>(*kernels_.elementwise, view(x), view(out), view(table), heads, head_dim, pairs));
+  add_row_stage("rope", std::make_unique<RopeStage>(*kernels_.elementwise, view(x), view(out), view(table), heads,
+                                                    head_dim, pairs));
 }
 
 void Program::add_write_kv(int64_t layer, Place k, Place v) {
@@ -111,7 +112,8 @@ LinearCall Program::linear_call(int64_t linear, Place x, int64_t scratch) const 
 }
 
 void Program::add_linear_prepare(int64_t linear, Place x, int64_t scratch, bool per_token) {
-  add_row_stage("linear_prepare", std::make_unique<LinearPrepareStage>(*kernels_.linear, linear_call(linear, x, scratch), per_token));
+  const LinearCall call = linear_call(linear, x, scratch);
+  add_row_stage("linear_prepare", std::make_unique<LinearPrepareStage>(*kernels_.linear, call, per_token));
 }
 
 void Program::add_linear(int64_t linear, Place x, Place out, const Place* residual, int64_t scratch, bool per_token) {
@@ -203,9 +205,7 @@ void Program::argmax(int32_t* out) {
     int64_t top = best[row * pool_->threads()];
     for (int thread = 1; thread < pool_->threads(); thread++) {
       const int64_t other = best[row * pool_->threads() + thread];
-      if (other < size && (logits[other] > logits[top] || (logits[top] != logits[top] && logits[other] == logits[other]))) {
-        top = other;
-      }
+      if (other < size && !(logits[other] <= logits[top]) && !std::isnan(logits[other])) top = other;
     }
     out[row] = static_cast<int32_t>(top);
   }

@@ -41,7 +41,8 @@ class WideStage {
 
 class EmbedStage final : public RowStage {
  public:
-  EmbedStage(const LinearKernels& kernels, const Linear& table, View out) : kernels_(kernels), table_(table), out_(out) {}
+  EmbedStage(const LinearKernels& kernels, const Linear& table, View out)
+      : kernels_(kernels), table_(table), out_(out) {}
   void run(const Step& step, int64_t first, int64_t last) const override;
 
  private:
@@ -129,7 +130,8 @@ class RopeStage final : public RowStage {
 /// K and V of the step's tokens into their slots.
 class WriteKvStage final : public RowStage {
  public:
-  WriteKvStage(const AttentionKernels& kernels, KvLayer kv, View k, View v) : kernels_(kernels), kv_(kv), k_(k), v_(v) {}
+  WriteKvStage(const AttentionKernels& kernels, KvLayer kv, View k, View v)
+      : kernels_(kernels), kv_(kv), k_(k), v_(v) {}
   void run(const Step& step, int64_t first, int64_t last) const override;
 
  private:

@@ -92,7 +92,8 @@ void ThreadPool::start_workers() {
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   for (int thread = 1; thread < threads_; thread++) {
-    workers_->threads.emplace_back([shared = workers_.get(), thread, count = threads_] { shared->serve(thread, count); });
+    workers_->threads.emplace_back(
+        [shared = workers_.get(), thread, count = threads_] { shared->serve(thread, count); });
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
