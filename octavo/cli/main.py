@@ -13,6 +13,7 @@ COMMANDS = {
     "generate": "continue one prompt",
     "pull": "fetch a model into the cache",
     "plan": "weights and KV memory of a model, before loading it",
+    "bench": "measure latency, throughput, a server under load, or its start",
     "verify": "prove on a model that batching, caching and chunking change no bit of an answer",
 }
 

@@ -1,0 +1,1 @@
+"""``octavo bench``: measure an engine in this process, a server over HTTP, or a server's start."""
