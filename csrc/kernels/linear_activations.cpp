@@ -1,4 +1,4 @@
-// Activations as the tiles want them: float, bfloat16 pairs, or int8 with one scale per 32 inputs.
+// Activations as the tiles want them: float, bfloat16 pairs, or int16 with one scale per 32 inputs.
 
 #include "kernels/half.h"
 #include "kernels/linear.h"
@@ -7,14 +7,13 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// Adding 1.5 * 2^23 leaves the nearest integer (ties to even) of a small float in its lowest bits.
-constexpr float kRoundToInteger = 12582912.0f;
+constexpr float kGreatestCode = 32767.0f;
 
-// Below this 127 / max would overflow; such groups are zero to any purpose, and their codes are 0.
-constexpr float kSmallestMaximum = 1e-35f;
+// Below this kGreatestCode / max would overflow; such groups are zero to any purpose, and their codes are 0.
+constexpr float kSmallestMaximum = 1e-33f;
 
 // Greatest |x| as the bits of a float. Compared as integers, NaN ranks above infinity, so that both reach the scale.
-// code = nearest integer of x * inverse, as bytes; sums of the first and the last 16 codes.
+// code = nearest integer of x * inverse, in the order of ActivationGroup; sums of the first and the last 16 codes.
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
 
 inline uint32_t greatest_magnitude(const float* x) {
@@ -24,20 +23,21 @@ inline uint32_t greatest_magnitude(const float* x) {
   return _mm512_reduce_max_epu32(_mm512_max_epu32(low, high));
 }
 
-inline void round_to_codes(const float* x, float inverse, int8_t* codes, int32_t sums[2]) {
-  const __m512 factor = _mm512_set1_ps(inverse), rounder = _mm512_set1_ps(kRoundToInteger);
-  __m128i bytes[2];
+inline void round_to_codes(const float* x, float inverse, int16_t* codes, int32_t sums[2]) {
+  const __m512 factor = _mm512_set1_ps(inverse);
   for (int i = 0; i < 2; ++i) {
-    const __m512 product = _mm512_mul_ps(_mm512_loadu_ps(x + i * kLanes), factor);
-    bytes[i] = _mm512_cvtepi32_epi8(_mm512_castps_si512(_mm512_add_ps(product, rounder)));
-    _mm_store_si128(reinterpret_cast<__m128i*>(codes) + i, bytes[i]);
-    const __m128i shifted = _mm_xor_si128(bytes[i], _mm_set1_epi8(-128));  // code + 128, for an unsigned sum
-    const __m128i eights = _mm_sad_epu8(shifted, _mm_setzero_si128());
-    sums[i] = _mm_cvtsi128_si32(eights) + _mm_extract_epi32(eights, 2) - 16 * 128;
+    const __m512i wide = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + i * kLanes), factor));
+    sums[i] = _mm512_reduce_add_epi32(wide);
+    __m256i narrow = _mm512_cvtepi32_epi16(wide);
+    narrow = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(narrow, 0xd8), 0xd8);  // 0 2 1 3
+    _mm256_store_si256(reinterpret_cast<__m256i*>(codes) + i, narrow);
   }
 }
 
 #else
+
+// Adding 1.5 * 2^23 leaves the nearest integer (ties to even) of a small float in its lowest bits.
+constexpr float kRoundToInteger = 12582912.0f;
 
 inline uint32_t greatest_magnitude(const float* x) {
   uint32_t most = 0;
@@ -48,14 +48,15 @@ inline uint32_t greatest_magnitude(const float* x) {
   return most;
 }
 
-inline void round_to_codes(const float* x, float inverse, int8_t* codes, int32_t sums[2]) {
+inline void round_to_codes(const float* x, float inverse, int16_t* codes, int32_t sums[2]) {
+  constexpr int kOrder[4] = {0, 2, 1, 3};
   for (int i = 0; i < 2; ++i) {
     int32_t values[kLanes], sum = 0;
     for (int j = 0; j < kLanes; ++j) {
-      values[j] = int32_t(float_bits(x[i * kLanes + j] * inverse + kRoundToInteger) << 24) >> 24;
+      values[j] = int32_t(float_bits(x[i * kLanes + j] * inverse + kRoundToInteger) << 16) >> 16;
     }
     for (int j = 0; j < kLanes; ++j) sum += values[j];
-    for (int j = 0; j < kLanes; ++j) codes[i * kLanes + j] = int8_t(values[j]);
+    for (int j = 0; j < kLanes; ++j) codes[i * kLanes + j] = int16_t(values[j / 4 * 4 + kOrder[j % 4]]);
     sums[i] = sum;
   }
 }
@@ -64,11 +65,11 @@ inline void round_to_codes(const float* x, float inverse, int8_t* codes, int32_t
 
 inline void quantize_group(const float* x, ActivationGroup& group) {
   const float maximum = bits_float(greatest_magnitude(x));
-  const float inverse = maximum >= kSmallestMaximum ? 127.0f / maximum : 0.0f;
+  const float inverse = maximum >= kSmallestMaximum ? kGreatestCode / maximum : 0.0f;
   int32_t sums[3];
   round_to_codes(x, inverse, group.codes, sums);
   sums[2] = sums[0] + sums[1];
-  group.scale = maximum / 127.0f;
+  group.scale = maximum / kGreatestCode;
   for (int i = 0; i < 3; ++i) {
     group.offset[i] = -128 * sums[i];
     group.sum[i] = group.scale * float(sums[i]);

@@ -7,7 +7,7 @@
 //   i8    32 inputs   uint8    [8][32 n][4 k], the code + 128                          1024 bytes, then scales, minima
 //   i4    32 inputs   uint8    [4][32 n][4], low nibble k = 8q + j, high 8q + 4 + j    512 bytes, then scales, minima
 // Scales and minima are [subgroups][32 n] float or float16; subgroups is 2 for groups of 16 inputs, else 1 (a longer
-// group repeats its scale in each block). Codes are unsigned because vpdpbusd multiplies unsigned by signed bytes.
+// group repeats its scale in each block). Codes are unsigned: a mask or a shift then widens them to 16 bits.
 //
 // Activations are kept by row tile: [tile][step][row of the tile], so that a kernel reads them in order, whatever K.
 #pragma once
@@ -52,23 +52,25 @@ static inline PanelShape panel_shape(const LinearPart& part) {
   return panel_shape(part.format, part.k, part.group, part.has_minimum, part.half_scales);
 }
 
-/// 32 activations of one row as int8, and what the offset (+128) and the minima of the weights need of them.
-/// Index of the sums: first 16 inputs, last 16, all 32.
-struct alignas(64) ActivationGroup {
-  int8_t codes[kBlockInputs];  // round(x / scale), -127 .. 127
-  float scale;                 // max |x| / 127; NaN if any x is NaN, so that the row's outputs are NaN
-  int32_t offset[3];           // -128 * sum(codes)
-  float sum[3];                // scale * sum(codes)
+/// 32 activations of one row as int16, and what the offset (+128) and the minima of the weights need of them.
+/// Of each four inputs the even two come first, then the odd two: widening every second byte of the weights' codes
+/// gives pairs in this order. Index of the sums: first 16 inputs, last 16, all 32.
+struct alignas(32) ActivationGroup {
+  int16_t codes[kBlockInputs];  // round(x / scale), -32767 .. 32767; inputs 0 2 1 3, 4 6 5 7, ...
+  float scale;                  // max |x| / 32767; NaN if any x is NaN, so that the row's outputs are NaN
+  int32_t offset[3];            // -128 * sum(codes)
+  float sum[3];                 // scale * sum(codes)
 };
-static_assert(sizeof(ActivationGroup) == 64);
+static_assert(sizeof(ActivationGroup) == 96);
+static_assert(int64_t{kBlockInputs} * (255 + 128) * 32767 < INT32_MAX, "dots of a block are exact");
 
 /// Activations come in one kind per arithmetic; parts of one linear share them.
-enum class ActivationKind { f32, bf16, i8 };
+enum class ActivationKind { f32, bf16, i16 };
 inline constexpr int kActivationKinds = 3;
 
 static inline ActivationKind activation_kind(WeightFormat format) {
   if (format == WeightFormat::f32) return ActivationKind::f32;
-  return format == WeightFormat::bf16 ? ActivationKind::bf16 : ActivationKind::i8;
+  return format == WeightFormat::bf16 ? ActivationKind::bf16 : ActivationKind::i16;
 }
 
 /// Bytes of one row of converted activations.

@@ -57,7 +57,7 @@ constexpr GroupTiles kGroupTiles[2][2] = {{make_group_tiles<false, 1>(), make_gr
 
 }  // namespace
 
-int most_tile_rows(ActivationKind kind) { return kind == ActivationKind::i8 ? kGroupRows : kFloatRows; }
+int most_tile_rows(ActivationKind kind) { return kind == ActivationKind::i16 ? kGroupRows : kFloatRows; }
 
 Tile find_tile(const PanelShape& shape, int64_t rows) {
   if (shape.format == WeightFormat::f32) return kFloatTiles.f32[rows - 1];

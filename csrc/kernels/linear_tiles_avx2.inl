@@ -90,42 +90,27 @@ inline void load_scales(const uint8_t* p, bool half_scales, int first, __m256 ou
   }
 }
 
-// Exact dot of the codes of inputs first_quad * 4 .. with the activations. Sums of 4-bit products stay in 16 bits
-// (8 * 2 * 15 * 127 < 2^15), those of bytes are widened at once (2 * 128 * 127 < 2^15, the sign moved to x).
-template <bool Four, int Rows, int FirstQuad, int Quads>
-inline void group_dot(const ActivationGroup* a, const uint8_t* w, __m256i dot[Rows][2]) {
-  const __m256i ones = _mm256_set1_epi16(1), nibble = _mm256_set1_epi8(15), sign = _mm256_set1_epi8(-128);
+// Codes of one pair of inputs, of 8 outputs, as 16-bit numbers; Pair counts pairs in the order of ActivationGroup.
+template <bool Four, int Pair>
+inline __m256i widen_codes(__m256i bytes) {
+  if (!Four) return Pair % 2 ? _mm256_srli_epi16(bytes, 8) : _mm256_and_si256(bytes, _mm256_set1_epi16(255));
+  constexpr int kShift = Pair % 2 * 8 + Pair / 2 % 2 * 4;
+  const __m256i shifted = kShift ? _mm256_srli_epi16(bytes, kShift) : bytes;
+  return kShift == 12 ? shifted : _mm256_and_si256(shifted, _mm256_set1_epi16(15));
+}
+
+// dot[r] += codes times activations, for pairs Pair .. End - 1 of a block; w: the first of 16 outputs.
+template <bool Four, int Rows, int Pair, int End>
+inline void dot_pairs(const ActivationGroup* a, const uint8_t* w, __m256i dot[Rows][2]) {
+  const uint8_t* bytes = w + Pair / (Four ? 4 : 2) * 128;
+  const __m256i w0 = widen_codes<Four, Pair>(load32(bytes)), w1 = widen_codes<Four, Pair>(load32(bytes + 32));
 #pragma GCC unroll 6
-  for (int r = 0; r < Rows; ++r) dot[r][0] = dot[r][1] = _mm256_setzero_si256();
-#pragma GCC unroll 8
-  for (int quad = FirstQuad; quad < FirstQuad + Quads; ++quad) {
-#pragma GCC unroll 2
-    for (int i = 0; i < 2; ++i) {
-      __m256i code = load32(w + (Four ? quad / 2 : quad) * 128 + i * 32);
-      if (Four) {
-        code = _mm256_and_si256(quad % 2 ? _mm256_srli_epi16(code, 4) : code, nibble);
-      } else {
-        code = _mm256_xor_si256(code, sign);
-      }
-#pragma GCC unroll 6
-      for (int r = 0; r < Rows; ++r) {
-        __m256i b = broadcast4(a[r].codes + quad * 4);
-        if (Four) {
-          dot[r][i] = _mm256_add_epi16(dot[r][i], _mm256_maddubs_epi16(code, b));
-        } else {
-          __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(code), _mm256_sign_epi8(b, code));
-          dot[r][i] = _mm256_add_epi32(dot[r][i], _mm256_madd_epi16(pairs, ones));
-        }
-      }
-    }
+  for (int r = 0; r < Rows; ++r) {
+    const __m256i b = broadcast4(a[r].codes + Pair * 2);
+    dot[r][0] = _mm256_add_epi32(dot[r][0], _mm256_madd_epi16(w0, b));
+    dot[r][1] = _mm256_add_epi32(dot[r][1], _mm256_madd_epi16(w1, b));
   }
-  if (Four) {
-#pragma GCC unroll 6
-    for (int r = 0; r < Rows; ++r) {
-#pragma GCC unroll 2
-      for (int i = 0; i < 2; ++i) dot[r][i] = _mm256_madd_epi16(dot[r][i], ones);
-    }
-  }
+  if constexpr (Pair + 1 < End) dot_pairs<Four, Rows, Pair + 1, End>(a, w, dot);
 }
 
 template <bool Four, int Subgroups, int Rows, int Sub>
@@ -133,9 +118,13 @@ inline void group_step(const ActivationGroup* a, const uint8_t* w, const PanelSh
                        __m256 acc[Rows][2]) {
   const int64_t sub_bytes = shape.half_scales ? 64 : 128;
   const uint8_t* scales = w + (Four ? 512 : 1024) + Sub * sub_bytes;
-  const int sums = Subgroups == 1 ? 2 : Sub;
+  constexpr int kPairs = 16 / Subgroups, kSums = Subgroups == 1 ? 2 : Sub;
   __m256i dot[Rows][2];
-  group_dot<Four, Rows, Sub * 4, Subgroups == 1 ? 8 : 4>(a, w + first * 4, dot);
+#pragma GCC unroll 6
+  for (int r = 0; r < Rows; ++r) {
+    dot[r][0] = dot[r][1] = Four ? _mm256_setzero_si256() : broadcast4(a[r].offset + kSums);
+  }
+  dot_pairs<Four, Rows, Sub * kPairs, (Sub + 1) * kPairs>(a, w + first * 4, dot);
   __m256 scale[2], minimum[2];
   load_scales(scales, shape.half_scales, first, scale);
 #pragma GCC unroll 6
@@ -150,7 +139,7 @@ inline void group_step(const ActivationGroup* a, const uint8_t* w, const PanelSh
   load_scales(scales + Subgroups * sub_bytes, shape.half_scales, first, minimum);
 #pragma GCC unroll 6
   for (int r = 0; r < Rows; ++r) {
-    __m256 sum = _mm256_set1_ps(a[r].sum[sums]);
+    __m256 sum = _mm256_set1_ps(a[r].sum[kSums]);
 #pragma GCC unroll 2
     for (int i = 0; i < 2; ++i) acc[r][i] = _mm256_fmadd_ps(minimum[i], sum, acc[r][i]);
   }
@@ -183,7 +172,7 @@ int64_t register_multiply_adds(WeightFormat format, int64_t rounds) {
   __m256 sums[12] = {};
   __m256i dots[12] = {};
   const __m256i bytes = _mm256_set1_epi8(1);
-  const bool floats = activation_kind(format) != ActivationKind::i8;
+  const bool floats = activation_kind(format) != ActivationKind::i16;
   for (int64_t i = 0; i < rounds; ++i) {
 #pragma GCC unroll 12
     for (int j = 0; j < 12; ++j) {
@@ -191,14 +180,14 @@ int64_t register_multiply_adds(WeightFormat format, int64_t rounds) {
         sums[j] = _mm256_fmadd_ps(sums[j], sums[j], sums[j]);
         asm volatile("" : "+x"(sums[j]));
       } else {
-        __m256i product = _mm256_maddubs_epi16(bytes, bytes);
+        __m256i product = _mm256_madd_epi16(bytes, bytes);
         asm volatile("" : "+x"(product));
-        dots[j] = _mm256_add_epi16(dots[j], product);
+        dots[j] = _mm256_add_epi32(dots[j], product);
         asm volatile("" : "+x"(dots[j]));
       }
     }
   }
-  return rounds * 12 * (floats ? 8 : 32);
+  return rounds * 12 * (floats ? 8 : 16);
 }
 
 }  // namespace

@@ -75,35 +75,56 @@ inline void load_scales(const uint8_t* p, bool half, __m512 out[2]) {
   }
 }
 
-// dot[r] += codes of 8 inputs (4 low, 4 high) times the activations.
-template <int Rows>
-inline void dot8(const ActivationGroup* a, int inputs, const __m512i low[2], const __m512i high[2],
-                 __m512i dot[Rows][2]) {
-#pragma GCC unroll 12
-  for (int r = 0; r < Rows; ++r) {
-    __m512i b = broadcast4(a[r].codes + inputs);
-    dot[r][0] = _mm512_dpbusd_epi32(dot[r][0], low[0], b);
-    dot[r][1] = _mm512_dpbusd_epi32(dot[r][1], low[1], b);
-    b = broadcast4(a[r].codes + inputs + 4);
-    dot[r][0] = _mm512_dpbusd_epi32(dot[r][0], high[0], b);
-    dot[r][1] = _mm512_dpbusd_epi32(dot[r][1], high[1], b);
-  }
+// Codes of one pair of inputs, of 16 outputs, as 16-bit numbers; Pair counts pairs in the order of ActivationGroup.
+template <bool Four, int Pair>
+inline __m512i widen_codes(__m512i bytes) {
+  if (!Four) return Pair % 2 ? _mm512_srli_epi16(bytes, 8) : _mm512_and_si512(bytes, _mm512_set1_epi16(255));
+  constexpr int kShift = Pair % 2 * 8 + Pair / 2 % 2 * 4;
+  const __m512i shifted = kShift ? _mm512_srli_epi16(bytes, kShift) : bytes;
+  return kShift == 12 ? shifted : _mm512_and_si512(shifted, _mm512_set1_epi16(15));
 }
 
-template <bool Four>
-inline void load_codes(const uint8_t* w, int q, __m512i low[2], __m512i high[2]) {
-  if (Four) {
-    const __m512i mask = _mm512_set1_epi8(15);
-    for (int i = 0; i < 2; ++i) {
-      __m512i bytes = _mm512_load_si512(w + q * 128 + i * 64);
-      low[i] = _mm512_and_si512(bytes, mask);
-      high[i] = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), mask);
-    }
-  } else {
-    for (int i = 0; i < 2; ++i) {
-      low[i] = _mm512_load_si512(w + q * 256 + i * 64);
-      high[i] = _mm512_load_si512(w + q * 256 + 128 + i * 64);
-    }
+// dot[r] += codes times activations, for pairs Pair .. End - 1 of a block.
+template <bool Four, int Rows, int Pair, int End>
+inline void dot_pairs(const ActivationGroup* a, const uint8_t* w, __m512i dot[Rows][2]) {
+  const uint8_t* bytes = w + Pair / (Four ? 4 : 2) * 128;
+  const __m512i w0 = widen_codes<Four, Pair>(_mm512_load_si512(bytes));
+  const __m512i w1 = widen_codes<Four, Pair>(_mm512_load_si512(bytes + 64));
+#pragma GCC unroll 12
+  for (int r = 0; r < Rows; ++r) {
+    const __m512i b = broadcast4(a[r].codes + Pair * 2);
+    dot[r][0] = _mm512_dpwssd_epi32(dot[r][0], w0, b);
+    dot[r][1] = _mm512_dpwssd_epi32(dot[r][1], w1, b);
+  }
+  if constexpr (Pair + 1 < End) dot_pairs<Four, Rows, Pair + 1, End>(a, w, dot);
+}
+
+template <bool Four, int Subgroups, int Rows, int Sub>
+inline void group_step(const ActivationGroup* a, const uint8_t* w, const PanelShape& shape, __m512 acc[Rows][2]) {
+  constexpr int kPairs = 16 / Subgroups, kSums = Subgroups == 1 ? 2 : Sub;
+  const int64_t sub_bytes = shape.half_scales ? 64 : 128;
+  const uint8_t* scales = w + (Four ? 512 : 1024) + Sub * sub_bytes;
+  __m512i dot[Rows][2];
+#pragma GCC unroll 12
+  for (int r = 0; r < Rows; ++r) {
+    dot[r][0] = dot[r][1] = Four ? _mm512_setzero_si512() : broadcast4(a[r].offset + kSums);
+  }
+  dot_pairs<Four, Rows, Sub * kPairs, (Sub + 1) * kPairs>(a, w, dot);
+  __m512 scale[2], minimum[2];
+  load_scales(scales, shape.half_scales, scale);
+#pragma GCC unroll 12
+  for (int r = 0; r < Rows; ++r) {
+    __m512 row = _mm512_set1_ps(a[r].scale);
+    acc[r][0] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[r][0]), _mm512_mul_ps(scale[0], row), acc[r][0]);
+    acc[r][1] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[r][1]), _mm512_mul_ps(scale[1], row), acc[r][1]);
+  }
+  if (!shape.has_minimum) return;
+  load_scales(scales + Subgroups * sub_bytes, shape.half_scales, minimum);
+#pragma GCC unroll 12
+  for (int r = 0; r < Rows; ++r) {
+    __m512 sum = _mm512_set1_ps(a[r].sum[kSums]);
+    acc[r][0] = _mm512_fmadd_ps(minimum[0], sum, acc[r][0]);
+    acc[r][1] = _mm512_fmadd_ps(minimum[1], sum, acc[r][1]);
   }
 }
 
@@ -112,46 +133,13 @@ void group_tile(const void* x, int64_t stride, const void* panel, const PanelSha
                 float* out) {
   const ActivationGroup* a = static_cast<const ActivationGroup*>(x);
   const uint8_t* w = static_cast<const uint8_t*>(panel);
-  const bool half = shape.half_scales, minimum = shape.has_minimum;
-  const int64_t sub_bytes = half ? 64 : 128, scale_bytes = sub_bytes * Subgroups;
-  constexpr int64_t kCodes = Four ? 512 : 1024;
   __m512 acc[Rows][2];
 #pragma GCC unroll 12
   for (int r = 0; r < Rows; ++r) acc[r][0] = acc[r][1] = _mm512_setzero_ps();
   for (int64_t s = 0; s < shape.steps; ++s, a += stride, w += shape.block_bytes) {
     ahead.fetch(w);
-#pragma GCC unroll 2
-    for (int sub = 0; sub < Subgroups; ++sub) {
-      const int sums = Subgroups == 1 ? 2 : sub;
-      __m512i dot[Rows][2];
-#pragma GCC unroll 12
-      for (int r = 0; r < Rows; ++r) {
-        dot[r][0] = dot[r][1] = Four ? _mm512_setzero_si512() : broadcast4(a[r].offset + sums);
-      }
-#pragma GCC unroll 4
-      for (int q = sub * 2; q < (Subgroups == 1 ? 4 : sub * 2 + 2); ++q) {
-        __m512i low[2], high[2];
-        load_codes<Four>(w, q, low, high);
-        dot8<Rows>(a, q * 8, low, high, dot);
-      }
-      __m512 scale[2], min[2];
-      load_scales(w + kCodes + sub * sub_bytes, half, scale);
-#pragma GCC unroll 12
-      for (int r = 0; r < Rows; ++r) {
-        __m512 row = _mm512_set1_ps(a[r].scale);
-        acc[r][0] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[r][0]), _mm512_mul_ps(scale[0], row), acc[r][0]);
-        acc[r][1] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[r][1]), _mm512_mul_ps(scale[1], row), acc[r][1]);
-      }
-      if (minimum) {
-        load_scales(w + kCodes + scale_bytes + sub * sub_bytes, half, min);
-#pragma GCC unroll 12
-        for (int r = 0; r < Rows; ++r) {
-          __m512 sum = _mm512_set1_ps(a[r].sum[sums]);
-          acc[r][0] = _mm512_fmadd_ps(min[0], sum, acc[r][0]);
-          acc[r][1] = _mm512_fmadd_ps(min[1], sum, acc[r][1]);
-        }
-      }
-    }
+    group_step<Four, Subgroups, Rows, 0>(a, w, shape, acc);
+    if (Subgroups == 2) group_step<Four, Subgroups, Rows, Subgroups - 1>(a, w, shape, acc);
   }
 #pragma GCC unroll 12
   for (int r = 0; r < Rows; ++r) {
@@ -184,8 +172,8 @@ int64_t register_multiply_adds(WeightFormat format, int64_t rounds) {
     repeat_on_registers(rounds, sums, [=](__m512 a) { return _mm512_dpbf16_ps(a, (__m512bh)bytes, (__m512bh)bytes); });
     return rounds * 16 * 32;
   }
-  repeat_on_registers(rounds, dots, [=](__m512i a) { return _mm512_dpbusd_epi32(a, bytes, bytes); });
-  return rounds * 16 * 64;
+  repeat_on_registers(rounds, dots, [=](__m512i a) { return _mm512_dpwssd_epi32(a, bytes, bytes); });
+  return rounds * 16 * 32;
 }
 
 }  // namespace

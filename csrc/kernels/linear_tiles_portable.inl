@@ -1,7 +1,11 @@
-// Tiles in plain C++, for any machine; loops over the 32 outputs of a panel are left to the compiler's vectoriser.
+// Tiles for any machine; loops over the 32 outputs of a panel are left to the compiler's vectoriser.
 // Included by linear_tiles.cpp.
 
 #include "kernels/half.h"
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 namespace octavo::OCTAVO_ISA {
 namespace {
@@ -49,44 +53,65 @@ inline void load_scales(const uint8_t* p, bool half, float* out) {
   for (int n = 0; n < kPanelOutputs; ++n) out[n] = half_to_float(values[n]);
 }
 
-// Codes of one subgroup as signed 16 bits: out[k][n].
-template <bool Four, int Subgroups>
-inline void unpack_codes(const uint8_t* w, int sub, int16_t out[][kPanelOutputs]) {
-  constexpr int kInputs = kBlockInputs / Subgroups;
-  for (int i = 0; i < kInputs; ++i) {
-    const int k = sub * kInputs + i;
-    for (int n = 0; n < kPanelOutputs; ++n) {
-      if (Four) {
-        out[i][n] = int16_t((w[(k / 8) * 128 + n * 4 + k % 4] >> (k % 8 / 4 * 4)) & 15);
-      } else {
-        out[i][n] = int16_t(w[(k / 4) * 128 + n * 4 + k % 4] - 128);
-      }
+// Codes of pairs of inputs in the order of ActivationGroup as unsigned 16 bits: [pair][output][2].
+template <bool Four>
+inline void unpack_codes(const uint8_t* w, int16_t* out) {
+  for (int q = 0; q < (Four ? 4 : 8); ++q, w += 4 * kPanelOutputs) {
+    uint16_t words[2 * kPanelOutputs];
+    for (int i = 0; i < 2 * kPanelOutputs; ++i) words[i] = uint16_t(w[2 * i] | w[2 * i + 1] << 8);
+    for (int shift = 0; shift < 16; shift += Four ? 4 : 8) {
+      const int pair = Four ? q * 4 + shift / 8 + shift % 8 / 2 : q * 2 + shift / 8;
+      int16_t* codes = out + pair * 2 * kPanelOutputs;
+      for (int i = 0; i < 2 * kPanelOutputs; ++i) codes[i] = int16_t(words[i] >> shift & (Four ? 15 : 255));
     }
   }
+}
+
+// dot[n] = start + codes of output n times the activations, over some pairs.
+template <int Pairs>
+inline void dot_pairs(const int16_t* codes, const int16_t* a, int32_t start, int32_t* dot) {
+#if defined(__SSE2__)  // every x86-64; the compiler does not find this instruction by itself
+  for (int n = 0; n < kPanelOutputs; n += 16) {
+    __m128i sum[4];
+    for (int i = 0; i < 4; ++i) sum[i] = _mm_set1_epi32(start);
+#pragma GCC unroll 16
+    for (int p = 0; p < Pairs; ++p) {
+      int32_t pair;
+      std::memcpy(&pair, a + 2 * p, sizeof pair);
+      const __m128i* c = reinterpret_cast<const __m128i*>(codes + (p * kPanelOutputs + n) * 2);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) sum[i] = _mm_add_epi32(sum[i], _mm_madd_epi16(c[i], _mm_set1_epi32(pair)));
+    }
+    for (int i = 0; i < 4; ++i) _mm_store_si128(reinterpret_cast<__m128i*>(dot + n) + i, sum[i]);
+  }
+#else
+  for (int n = 0; n < kPanelOutputs; ++n) dot[n] = start;
+  for (int p = 0; p < Pairs; ++p, codes += 2 * kPanelOutputs, a += 2) {
+    for (int n = 0; n < kPanelOutputs; ++n) dot[n] += codes[2 * n] * a[0] + codes[2 * n + 1] * a[1];
+  }
+#endif
 }
 
 template <bool Four, int Subgroups, int Rows>
 void group_tile(const void* x, int64_t stride, const void* panel, const PanelShape& shape, const Prefetch&,
                 float* out) {
-  constexpr int kInputs = kBlockInputs / Subgroups;
+  constexpr int kPairs = 16 / Subgroups;
   const ActivationGroup* a = static_cast<const ActivationGroup*>(x);
   const uint8_t* w = static_cast<const uint8_t*>(panel);
   std::memset(out, 0, Rows * kPanelOutputs * sizeof(float));
   for (int64_t s = 0; s < shape.steps; ++s, a += stride, w += shape.block_bytes) {
+    alignas(64) int16_t codes[kBlockInputs * kPanelOutputs];
+    unpack_codes<Four>(w, codes);
     for (int sub = 0; sub < Subgroups; ++sub) {
       const uint8_t* scales = w + shape.code_bytes + sub * shape.scale_bytes() / Subgroups;
       const int sums = Subgroups == 1 ? 2 : sub;
-      int16_t codes[kInputs][kPanelOutputs];
       float scale[kPanelOutputs], minimum[kPanelOutputs];
-      unpack_codes<Four, Subgroups>(w, sub, codes);
       load_scales(scales, shape.half_scales, scale);
       if (shape.has_minimum) load_scales(scales + shape.scale_bytes(), shape.half_scales, minimum);
       for (int r = 0; r < Rows; ++r) {
-        int32_t dot[kPanelOutputs] = {};
-        for (int i = 0; i < kInputs; ++i) {
-          const int16_t b = a[r].codes[sub * kInputs + i];
-          for (int n = 0; n < kPanelOutputs; ++n) dot[n] += codes[i][n] * b;
-        }
+        alignas(64) int32_t dot[kPanelOutputs];
+        const int16_t* c = codes + sub * kPairs * 2 * kPanelOutputs;
+        dot_pairs<kPairs>(c, a[r].codes + sub * kPairs * 2, Four ? 0 : a[r].offset[sums], dot);
         float* y = out + r * kPanelOutputs;
         for (int n = 0; n < kPanelOutputs; ++n) y[n] += float(dot[n]) * (scale[n] * a[r].scale);
         if (!shape.has_minimum) continue;

@@ -68,7 +68,7 @@ struct LinearKernels {
   /// Scratch for converted activations of up to `rows` rows.
   size_t (*scratch_bytes)(const Linear& linear, int64_t rows);
 
-  /// Phase 1: convert activations of rows first .. last - 1 into scratch (nothing / bf16 / int8 per group with sums).
+  /// Phase 1: convert activations of rows first .. last - 1 into scratch (nothing / bf16 / int16 per group with sums).
   /// Called for disjoint row ranges on several threads, straight after the op that made those rows.
   void (*prepare)(const LinearCall& call, int64_t first, int64_t last);
 
