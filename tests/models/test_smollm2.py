@@ -82,10 +82,10 @@ def test_reference_equals_transformers(smollm2: LoadedModel, transformers_model:
 
 
 def test_cpu_backend_agrees_on_a_text(smollm2: LoadedModel, transformers_model: Any, smollm2_path: str) -> None:
-    """The mean logprob of the text's tokens within 1 %; what int8 activations lose is small at every position.
+    """The mean logprob of the text's tokens within 1 %, and the same first choice at 97 % of its positions.
 
-    The bounds on divergence and agreement lie between activations quantised in groups of 32 (0.003 and 0.96) and per
-    row (0.034 and 0.89).
+    Activations in int16 per group of 32 inputs give a divergence of 0.00004 and an agreement of 100 %; in int8 it
+    would be 0.003 and 96 %, which is not enough.
     """
     ids = load_tokenizer(smollm2_path).encode(TEXT)[:201]
     assert len(ids) == 201
@@ -97,6 +97,7 @@ def test_cpu_backend_agrees_on_a_text(smollm2: LoadedModel, transformers_model: 
     mean, expected_mean = ours[rows, targets].mean(), theirs[rows, targets].mean()
     assert abs(mean / expected_mean - 1) < 0.01, f"mean logprob {mean:.4f}, transformers {expected_mean:.4f}"
     divergence = (np.exp(theirs) * (theirs - ours)).sum(-1).mean()
-    assert divergence < 0.008, f"mean KL divergence {divergence:.4f}"
+    assert divergence < 0.0005, f"mean KL divergence {divergence:.4f}"
     agreement = (logits.argmax(-1) == expected.argmax(-1)).mean()
-    assert agreement >= 0.93, f"top-1 agreement {agreement:.1%}"
+    print(f"mean logprob {mean:.4f}, in float32 {expected_mean:.4f}; top-1 agreement {agreement:.1%}")
+    assert agreement >= 0.97, f"top-1 agreement {agreement:.1%}"
