@@ -32,7 +32,12 @@ def load_from_folder(folder: str | os.PathLike[str]) -> FastTokenizer:
     special_map = read_json(folder, "special_tokens_map.json", required=False)
     special = {role: text for role in ROLES if (text := _text(config.get(role) or special_map.get(role)))}
     _add_tokens(backend, config, path)
-    _mark_special(backend, special, config, special_map)
+    names = [
+        *special.values(),
+        *_further_special(Path(folder) / "tokenizer_config.json", config),
+        *_further_special(Path(folder) / "special_tokens_map.json", special_map),
+    ]
+    _mark_special(backend, names)
     description = Description(special, _end_ids(folder), _chat_templates(folder, config))
     return FastTokenizer(backend, description)
 
@@ -63,15 +68,21 @@ def _add_tokens(backend: Any, config: dict[str, Any], path: Path) -> None:
             raise FormatError(path.with_name("tokenizer_config.json"), reason, key="added_tokens_decoder")
 
 
-def _mark_special(backend: Any, special: dict[str, str], config: dict[str, Any], special_map: dict[str, Any]) -> None:
-    """Named roles and additional special tokens are special even where tokenizer.json does not say so."""
+def _further_special(path: Path, config: dict[str, Any]) -> list[str]:
+    """Special tokens without a role that the file at ``path`` names. Raises FormatError."""
+    names: list[str] = []
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        extra = config.get(key) or []
+        if not isinstance(extra, list | Mapping):
+            raise FormatError(path, f"{extra!r:.80} is neither a list nor an object", key=key)
+        names += [t for t in map(_text, extra.values() if isinstance(extra, Mapping) else extra) if t]
+    return names
+
+
+def _mark_special(backend: Any, names: list[str]) -> None:
+    """``names`` are special even where tokenizer.json does not say so; those not in the vocabulary are ignored."""
     from tokenizers import AddedToken
 
-    names = [*special.values()]
-    for source in (config, special_map):
-        for key in ("additional_special_tokens", "extra_special_tokens"):
-            extra = source.get(key) or []
-            names += [t for t in map(_text, extra.values() if isinstance(extra, Mapping) else extra) if t]
     known = {token.content: token for token in backend.get_added_tokens_decoder().values()}
     new = [name for name in dict.fromkeys(names) if backend.token_to_id(name) is not None]
     new = [name for name in new if name not in known or not known[name].special]

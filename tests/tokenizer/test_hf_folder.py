@@ -68,6 +68,15 @@ def test_additional_special_tokens(tmp_path: Path, backend: Tokenizer, key: str)
     assert len(tokenizer.special_token_ids) == len(SPECIAL) + 1
 
 
+@pytest.mark.parametrize("key", ["additional_special_tokens", "extra_special_tokens"])
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
+def test_special_tokens_of_the_wrong_shape(tmp_path: Path, backend: Tokenizer, file: str, key: str) -> None:
+    save_folder(tmp_path, backend)
+    write(tmp_path, file, {key: 2})
+    with pytest.raises(FormatError, match=f"{file}.*{key}.*neither a list nor an object"):
+        load_tokenizer(tmp_path)
+
+
 def test_truncation_and_padding_of_the_file_are_off(tmp_path: Path, backend: Tokenizer) -> None:
     copy = Tokenizer.from_str(backend.to_str())
     copy.enable_truncation(4)
