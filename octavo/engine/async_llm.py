@@ -38,15 +38,15 @@ LOG_SECONDS = 10.0
 class AsyncLLM:
     """Streams of tokens for many callers at once, on one event loop. Made by :meth:`create`.
 
-    ``num_running`` and ``num_waiting`` are those of the engine's last step, ``num_active`` the requests whose streams
-    are open on this side.
+    ``num_running`` is the number of sequences in the core's batch, by its last report; ``num_waiting`` all others
+    that this side has not seen end, so that it is right between reports too; ``num_active`` the requests whose
+    streams are open on this side.
     """
 
     def __init__(self, config: EngineConfig, client: AsyncCoreClient, tokenizer: Tokenizer, info: EngineInfo) -> None:
         self.info = info
         self.tokenizer = tokenizer
         self.num_running = 0
-        self.num_waiting = 0
         name = config.model.served_model_name or os.path.basename(config.model.model)
         cache_info = {
             "block_size": str(info.block_size),
@@ -112,8 +112,8 @@ class AsyncLLM:
         parent = ParentRequest(request_id, prompt, request, collector.put)
         self._collectors[parent] = collector
         self._output.add(parent)
-        self._client.submit(parent.children)
         try:
+            self._client.submit(parent.children)
             while not parent.finished or collector:
                 output = await collector.get()
                 for completion in output.outputs:
@@ -139,6 +139,10 @@ class AsyncLLM:
                 self._abort(parent)
 
     @property
+    def num_waiting(self) -> int:
+        return max(0, len(self._output) - self.num_running)
+
+    @property
     def num_active(self) -> int:
         return len(self._collectors)
 
@@ -162,7 +166,7 @@ class AsyncLLM:
             self._client.error = self._client.error or dead
             for collector in self._collectors.values():
                 collector.fail(dead)
-            self.num_running = self.num_waiting = 0
+            self.num_running = 0
             self._note(self._output.end_all(FinishReason.ERROR, str(dead)))
 
     def _take(self, outputs: EngineCoreOutputs) -> None:
@@ -170,7 +174,7 @@ class AsyncLLM:
         if processed.abort_ids:
             self._client.submit(abort_ids=processed.abort_ids)
         if outputs.stats is not None:
-            self.num_running, self.num_waiting = outputs.stats.num_running, outputs.stats.num_waiting
+            self.num_running = outputs.stats.num_running
         self.metrics.record(outputs.stats, processed.iteration)
         self._throughput.record(outputs.stats, processed.iteration)
 
@@ -185,6 +189,7 @@ class AsyncLLM:
 
     def render_metrics(self) -> bytes:
         """All metrics in Prometheus' text format."""
+        self.metrics.set_requests(self.num_running, self.num_waiting)
         return self.metrics.render()
 
     # ---- life

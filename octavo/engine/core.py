@@ -30,6 +30,7 @@ from octavo.messages import (
     FinishReason,
     ModelRunnerOutput,
     SchedulerOutput,
+    SchedulerStats,
 )
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,8 @@ class EngineCore:
 
     ``config`` is resolved (local model path, ``max_model_len`` set); ``vocab_size`` is the width of the logits.
     ``depth`` is how many steps may be in flight: 1 is synchronous, 2 overlaps scheduling with compute.
+    ``on_scheduled`` hears how many run and wait as soon as that has changed, while the step computes: a long prompt
+    takes seconds, and step()'s own stats come after it.
     Raises ModelError or ConfigError if the model cannot be loaded or its KV cache does not fit.
     """
 
@@ -73,12 +76,15 @@ class EngineCore:
         vocab_size: int,
         depth: int = 1,
         clock: PhaseClock | None = None,
+        on_scheduled: Callable[[SchedulerStats], None] = lambda stats: None,
     ):
         clock = clock or PhaseClock()
         self._depth = depth
         self._in_flight: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
         self._pending: list[EngineCoreOutput] = []  # outputs made between steps: aborts and refusals
         self._stats_due = False
+        self._on_scheduled = on_scheduled
+        self._told = (0, 0)  # running, waiting
         self._failed_steps = 0
         self._executor = executor_factory(config)
         try:
@@ -172,6 +178,9 @@ class EngineCore:
                     return  # nothing more until a step in flight ends
                 raise EngineDeadError("the scheduler has requests but plans nothing for them")
             self._in_flight.append((plan, self._execute(plan)))
+            if self._told != (counts := (self._scheduler.num_running, self._scheduler.num_waiting)):
+                self._told = counts
+                self._on_scheduled(self._scheduler.stats())
 
     def _execute(self, plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """The executor's future; a failure to launch is one too."""

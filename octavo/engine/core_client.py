@@ -24,7 +24,7 @@ import zmq.asyncio
 from octavo import exceptions
 from octavo.config import EngineConfig
 from octavo.engine.core import EngineCore, PhaseClock
-from octavo.engine.wire import Command, Failure, Launch, Message, frame
+from octavo.engine.wire import Failure, Launch, Message, PackedCommand, frame
 from octavo.exceptions import EngineDeadError, FormatError, ModelError, OctavoError
 from octavo.messages import EngineCoreOutputs, EngineCoreRequest, EngineInfo
 
@@ -85,7 +85,7 @@ class AsyncCoreClient:
         self._loop = asyncio.get_running_loop()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Message)
-        self._requests: list[EngineCoreRequest] = []
+        self._requests: list[msgspec.Raw] = []
         self._abort_ids: list[str] = []
         self._loaded = False
         self._closing = False
@@ -179,14 +179,18 @@ class AsyncCoreClient:
             self._receiving = None
 
     def submit(self, requests: Sequence[EngineCoreRequest] = (), abort_ids: Sequence[str] = ()) -> None:
-        """Send requests and aborts, together with all others of this turn of the event loop. Never blocks."""
+        """Send requests and aborts, together with all others of this turn of the event loop. Never blocks.
+
+        Raises what msgpack raises for a request that it cannot carry; nothing of this call is sent then.
+        """
+        packed = [msgspec.Raw(self._encoder.encode(request)) for request in requests]
         if not self._requests and not self._abort_ids:
             self._loop.call_soon(self._flush)
-        self._requests += requests
+        self._requests += packed
         self._abort_ids += abort_ids
 
     def _flush(self) -> None:
-        command = Command(requests=self._requests, abort_ids=self._abort_ids)
+        command = PackedCommand(requests=self._requests, abort_ids=self._abort_ids)
         self._requests, self._abort_ids = [], []
         if not self._closing:
             self._commands.send(self._encoder.encode(command), zmq.NOBLOCK)
@@ -199,7 +203,7 @@ class AsyncCoreClient:
         self._closing = True
         self.error = self.error or EngineDeadError("the engine is shut down")
         if self._loaded:
-            self._commands.send(self._encoder.encode(Command(shutdown=True)), zmq.NOBLOCK)
+            self._commands.send(self._encoder.encode(PackedCommand(shutdown=True)), zmq.NOBLOCK)
         else:
             self._process.kill()  # busy loading, it would not listen
         try:

@@ -22,7 +22,7 @@ import zmq
 from octavo.engine.core import EngineCore, PhaseClock
 from octavo.engine.wire import LENGTH_BYTES, Command, Failure, Launch, Message
 from octavo.exceptions import OctavoError
-from octavo.messages import EngineCoreOutputs
+from octavo.messages import EngineCoreOutputs, SchedulerStats
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +116,11 @@ def build_core(launch: Launch, process: CoreProcess, started: float) -> EngineCo
     from octavo.executor.factory import make_executor
 
     config, vocab_size = apply_model_limits(launch.config)
-    return EngineCore(config, make_executor, vocab_size=vocab_size, clock=clock)
+
+    def tell(stats: SchedulerStats) -> None:
+        process.send(Message(outputs=EngineCoreOutputs(outputs=[], timestamp=time.monotonic(), stats=stats)))
+
+    return EngineCore(config, make_executor, vocab_size=vocab_size, clock=clock, on_scheduled=tell)
 
 
 def main(started: float | None = None) -> None:

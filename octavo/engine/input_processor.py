@@ -18,6 +18,7 @@ from octavo.tokenizer.base import Tokenizer
 
 MAX_LOGPROBS = 20
 MAX_CACHE_SALT = 1024  # characters
+MAX_PRIORITY = 2**31 - 1  # either way
 _MASK64 = 2**64 - 1
 
 
@@ -67,6 +68,10 @@ class InputProcessor:
             raise ValidationError(
                 f"cache_salt must have 1 to {MAX_CACHE_SALT} characters, got {len(cache_salt)}", parameter="cache_salt"
             )
+        if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+            raise ValidationError(
+                f"priority must be in [{-MAX_PRIORITY}, {MAX_PRIORITY}]", parameter="priority", value=priority
+            )
         token_ids = self._token_ids(prompt)
         max_tokens = self._check_length(len(token_ids), params.max_tokens)
         number = next(self._counter)
@@ -81,15 +86,15 @@ class InputProcessor:
             cache_salt=cache_salt,
         )
 
-    @staticmethod
-    def _complete(params: SamplingParams, max_tokens: int, seed: int) -> SamplingParams:
+    def _complete(self, params: SamplingParams, max_tokens: int, seed: int) -> SamplingParams:
         if params.min_tokens > max_tokens:
             raise ValidationError(
                 f"min_tokens must be at most {max_tokens}, the room left in the context, got {params.min_tokens}",
                 parameter="min_tokens",
                 value=params.min_tokens,
             )
-        return params.replace(max_tokens=max_tokens, seed=seed)
+        top_k = min(params.top_k, self._info.vocab_size)  # more is no more, and need not fit a machine word
+        return params.replace(max_tokens=max_tokens, seed=seed, top_k=top_k)
 
     def _token_ids(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str):

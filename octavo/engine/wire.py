@@ -44,6 +44,14 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     shutdown: bool = False
 
 
+class PackedCommand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """:class:`Command` as the front end writes it: each request is encoded as it comes, so a fault stays its own."""
+
+    requests: list[msgspec.Raw] = []
+    abort_ids: list[str] = []
+    shutdown: bool = False
+
+
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """Why the core process ends. ``kind`` names a class of ``octavo.exceptions`` where it is one."""
 

@@ -48,7 +48,7 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     request_id: str
     new_token_ids: list[int] = []
     new_logprobs: list[TokenLogprobs] | None = None  # one per new token, if asked for
-    new_prompt_logprobs: list[TokenLogprobs] | None = None  # positions 1.. of the prompt, in order, as they are computed
+    new_prompt_logprobs: list[TokenLogprobs] | None = None  # positions 1.. of the prompt, as they are computed
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the stop token id that matched; None for EOS
     error: str | None = None  # set with finish_reason ERROR

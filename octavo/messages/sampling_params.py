@@ -53,7 +53,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     min_p: float = 0.0  # [0, 1]
     presence_penalty: float = 0.0  # [-2, 2], output tokens
     frequency_penalty: float = 0.0  # [-2, 2], output tokens
-    repetition_penalty: float = 1.0  # > 0, prompt and output tokens
+    repetition_penalty: float = 1.0  # [1e-6, 1e6], so that no logit overflows; prompt and output tokens
     seed: int | None = None
     stop: list[str] = []
     stop_token_ids: list[int] = []
@@ -77,7 +77,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _number("min_p", self.min_p, 0.0, 1.0, "in [0, 1]")
         _number("presence_penalty", self.presence_penalty, -2.0, 2.0, "in [-2, 2]")
         _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0, "in [-2, 2]")
-        _number("repetition_penalty", self.repetition_penalty, 0.0, 1e6, "a finite number > 0", open_low=True)
+        _number("repetition_penalty", self.repetition_penalty, 1e-6, 1e6, "in [1e-6, 1e6]")
         if self.seed is not None:
             _integer("seed", self.seed, -MAX_SEED - 1, MAX_SEED, "a 64-bit integer")
         if self.max_tokens is not None:

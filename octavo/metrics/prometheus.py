@@ -13,7 +13,14 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from octavo.messages import SchedulerStats
 from octavo.metrics.stats import FinishedRequest, IterationStats
-from octavo.metrics.table import FINISHED_REASONS, METRICS, PROMPT_TOKEN_SOURCES, Metric, token_count_buckets
+from octavo.metrics.table import (
+    FINISHED_REASONS,
+    METRICS,
+    PROMPT_TOKEN_SOURCES,
+    WAITING_REASONS,
+    Metric,
+    token_count_buckets,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +43,7 @@ class EngineMetrics:
         self._metrics["cache_config_info"].labels(**self._labels, **cache_info).set(1)
         self._reasons = self._children("request_success", "finished_reason", FINISHED_REASONS)
         self._sources = self._children("prompt_tokens_by_source", "source", PROMPT_TOKEN_SOURCES)
+        self._waiting_reasons = self._children("num_requests_waiting_by_reason", "reason", WAITING_REASONS)
         self._plain = {m.name: self._metrics[m.name].labels(**self._labels) for m in METRICS if self._is_plain(m)}
         self._failed = False
 
@@ -68,14 +76,19 @@ class EngineMetrics:
                 logger.error("metrics are incomplete from now on", exc_info=error)
             self._failed = True
 
+    def set_requests(self, running: int, waiting: int) -> None:
+        """The two gauges of requests, for a front end that knows better than the last report."""
+        self._plain["num_requests_running"].set(running)
+        self._plain["num_requests_waiting"].set(waiting)
+        self._waiting_reasons["capacity"].set(waiting)
+
     def _count(self, counter: Any, amount: float) -> None:
         if amount > 0:
             counter.inc(amount)
 
     def _record_scheduler(self, stats: SchedulerStats) -> None:
         plain = self._plain
-        plain["num_requests_running"].set(stats.num_running)
-        plain["num_requests_waiting"].set(stats.num_waiting)
+        self.set_requests(stats.num_running, stats.num_waiting)
         plain["kv_cache_usage_perc"].set(stats.kv_cache_usage)
         self._count(plain["num_preemptions"], stats.num_preemptions_delta)
         self._count(plain["prefix_cache_queries"], stats.prefix_cache_queries_delta)

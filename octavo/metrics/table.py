@@ -40,6 +40,7 @@ class Metric:
 METRICS: tuple[Metric, ...] = (
     Metric("num_requests_running", "gauge", "Requests in the running batch."),
     Metric("num_requests_waiting", "gauge", "Requests waiting to be scheduled."),
+    Metric("num_requests_waiting_by_reason", "gauge", "Requests waiting, by what they wait for.", ("reason",)),
     Metric("kv_cache_usage_perc", "gauge", "Share of KV blocks in use; 1 is all of them."),
     Metric("num_preemptions", "counter", "Preemptions."),
     Metric("prefix_cache_queries", "counter", "Tokens looked up in the prefix cache."),
@@ -65,5 +66,6 @@ METRICS: tuple[Metric, ...] = (
     Metric("cache_config_info", "gauge", "The KV cache's configuration, as labels; always 1."),
 )
 
+WAITING_REASONS = ("capacity", "deferred")
 FINISHED_REASONS = ("stop", "length", "abort", "error")
 PROMPT_TOKEN_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")

@@ -16,6 +16,11 @@ class Tokenizer(Protocol):
     special_token_ids: frozenset[int]
     strips_leading_space: bool  # decode() drops one space at the very start (SentencePiece)
 
+    @property
+    def longest_token(self) -> int:
+        """The most characters that one token of the vocabulary spells (special tokens may swallow spaces besides)."""
+        ...
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``; special tokens written out in the text are recognised, as in transformers."""
         ...
@@ -35,6 +40,7 @@ class Tokenizer(Protocol):
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,

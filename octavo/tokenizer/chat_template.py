@@ -87,7 +87,8 @@ def render(
     token = _budget.set(_Budget())
     try:
         compiled = _compile(template)
-        text = _collect(compiled.generate(**variables, messages=chat, add_generation_prompt=add_generation_prompt))
+        context = {**variables, "messages": chat, "add_generation_prompt": add_generation_prompt}
+        text = _collect(compiled.generate(context))  # a dict: a variable may be called like a parameter
     except ValidationError:
         raise
     except Exception as error:  # whatever the template's expressions raise, MemoryError and RecursionError too

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from octavo.exceptions import ValidationError
@@ -50,6 +51,10 @@ class FastTokenizer:
         self.eos_token_ids: list[int] = _unique([*([] if eos is None else [eos]), *description.eos_token_ids])
         self.chat_template: str | None = self._templates.get("default")
         self._bytes: dict[int, bytes] = {}
+
+    @cached_property
+    def longest_token(self) -> int:
+        return max((len(token) for token in self._backend.get_vocab(with_added_tokens=True)), default=1)
 
     def __repr__(self) -> str:
         return f"FastTokenizer({self.vocab_size} tokens, {self._kind})"
@@ -117,6 +122,7 @@ class FastTokenizer:
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,

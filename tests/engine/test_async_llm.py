@@ -79,6 +79,30 @@ async def test_refusals_come_at_the_call(tiny_async: AsyncLLM) -> None:
     assert sum(successes(tiny_async).values()) == 0
 
 
+async def test_a_request_that_cannot_be_sent_fails_alone(tiny_async: AsyncLLM) -> None:
+    """msgpack carries no lone surrogate: the stop string of one request must not take another with it."""
+    good = asyncio.create_task(read(tiny_async, [1, 2], params(5)))
+    bad = asyncio.create_task(read(tiny_async, [1, 2], params(5, stop=["\ud800"])))
+    with pytest.raises(UnicodeEncodeError):
+        await bad
+    assert len(await good) == 5
+    await settled(tiny_async)
+    assert len(await read(tiny_async, [1, 2], params(5))) == 5
+
+
+async def test_what_is_submitted_waits_from_that_moment(tiny_async: AsyncLLM) -> None:
+    streams = [tiny_async.generate([7], params(5, n=2)) for _ in range(3)]
+    tasks = [asyncio.create_task(anext(stream)) for stream in streams]
+    await asyncio.sleep(0)
+    assert (tiny_async.num_running, tiny_async.num_waiting) == (0, 6)
+    assert metric(tiny_async, "num_requests_waiting{.*}") == 6
+    assert metric(tiny_async, 'num_requests_waiting_by_reason{.*"capacity"}') == 6
+    await asyncio.gather(*tasks)
+    for stream in streams:
+        await stream.aclose()
+    await settled(tiny_async)
+
+
 async def test_many_streams_half_of_them_cancelled(tiny_async: AsyncLLM) -> None:
     """64 streams of mixed lengths and kinds; every second one is left in one of three ways."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -19,6 +20,7 @@ from octavo.messages import (
     ModelRunnerOutput,
     SamplingParams,
     SchedulerOutput,
+    SchedulerStats,
 )
 
 from .tiny_llama import MAX_POSITION, VOCAB, make_config
@@ -42,9 +44,22 @@ class FlakyExecutor:
         return self._real.execute_model(plan)
 
 
-def make_core(model: str, *, depth: int = 1, broken: set[int] | None = None, **changes: Any) -> EngineCore:
+def make_core(
+    model: str,
+    *,
+    depth: int = 1,
+    broken: set[int] | None = None,
+    on_scheduled: Callable[[SchedulerStats], None] = lambda stats: None,
+    **changes: Any,
+) -> EngineCore:
     config, vocab_size = apply_model_limits(make_config(model, **changes))
-    return EngineCore(config, lambda c: FlakyExecutor(c, broken or set()), vocab_size=vocab_size, depth=depth)
+    return EngineCore(
+        config,
+        lambda c: FlakyExecutor(c, broken or set()),
+        vocab_size=vocab_size,
+        depth=depth,
+        on_scheduled=on_scheduled,
+    )
 
 
 def request(name: str, prompt: list[int], max_tokens: int = 6, **params: Any) -> EngineCoreRequest:
@@ -89,6 +104,20 @@ def test_unusable_sizes_are_config_errors(tiny_model: str) -> None:
         make_core(tiny_model, kv_cache_memory=100)
     with pytest.raises(ConfigError, match=f"{MAX_POSITION} positions"):
         make_core(tiny_model, max_model_len=MAX_POSITION + 1)
+
+
+def test_a_change_of_the_batch_is_told_before_the_step_ends(tiny_model: str) -> None:
+    told: list[tuple[int, int]] = []
+    core = make_core(tiny_model, on_scheduled=lambda s: told.append((s.num_running, s.num_waiting)), max_num_seqs=2)
+    for name in "abc":
+        core.add_request(request(name, [5], max_tokens=3))
+    core.step()
+    assert told == [(2, 1)]
+    core.step()
+    assert told == [(2, 1)]  # only changes are told
+    run(core)
+    assert told[:2] == [(2, 1), (1, 0)]
+    core.shutdown()
 
 
 @pytest.mark.parametrize("depth", [2, 3])

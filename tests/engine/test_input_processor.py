@@ -126,6 +126,16 @@ def test_cache_salt_has_bounds(processor: InputProcessor, salt: str) -> None:
     assert refusal(processor, [1], cache_salt=salt).parameter == "cache_salt"
 
 
+@pytest.mark.parametrize("priority", [2**31, -(2**31), 2**64, -(10**30)])
+def test_priority_has_bounds(processor: InputProcessor, priority: int) -> None:
+    assert refusal(processor, [1], priority=priority).parameter == "priority"
+
+
+@pytest.mark.parametrize("top_k", [VOCAB, VOCAB + 1, 2**64, 10**30])
+def test_top_k_is_at_most_the_vocabulary(processor: InputProcessor, top_k: int) -> None:
+    assert processor.process([1], SamplingParams(top_k=top_k)).sampling_params.top_k == VOCAB
+
+
 def test_seeds(tiny_model: str) -> None:
     def seeds(config_seed: int) -> list[int | None]:
         processor = InputProcessor(load_tokenizer(tiny_model), info(), make_config(tiny_model, seed=config_seed))

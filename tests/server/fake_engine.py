@@ -23,6 +23,7 @@ class FakeTokenizer:
     eos_token_ids = [2]  # noqa: RUF012
     chat_template = "fake"
     special_token_ids = frozenset({1, 2})
+    longest_token = 1
 
     def __init__(self, bos_token_id: int | None = 1) -> None:
         self.bos_token_id = bos_token_id

@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
+import pydantic
 import pytest
 
 from octavo.entrypoints.openai.app import build_app
+from octavo.entrypoints.openai.protocol import ChatRequest, CompletionRequest, DetokenizeRequest
 from octavo.entrypoints.state import ServerState
 from tests.server.fake_engine import FakeEngine
 
@@ -178,6 +180,14 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str]] = [
     ("completions", {"prompt": [[5], []]}, "prompt"),
     ("completions", {"prompt": None}, "prompt"),
     ("completions", {"prompt": [1.5]}, "prompt"),
+    ("completions", {"prompt": ["a", 1]}, "prompt"),
+    ("completions", {"prompt": [1, "a"]}, "prompt"),
+    ("completions", {"prompt": [[1], "a"]}, "prompt"),
+    ("completions", {"prompt": [True]}, "prompt"),
+    ("completions", {"prompt": {}}, "prompt"),
+    ("completions", {"prompt": ["x"] * 1025}, "prompt"),
+    ("completions", {"prompt": "x" * 100_000}, "prompt"),
+    ("completions", {"prompt": ["x", "x" * 100_000]}, "prompt"),
     ("completions", {"max_tokens": 0}, "max_tokens"),
     ("completions", {"max_tokens": -1}, "max_tokens"),
     ("completions", {"max_tokens": 2**62}, "max_tokens"),
@@ -189,6 +199,10 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str]] = [
     ("completions", {"logit_bias": {"999999": 5}}, "logit_bias"),
     ("completions", {"logit_bias": {"-1": 5}}, "logit_bias"),
     ("completions", {"logit_bias": {"abc": 1}}, "logit_bias"),
+    ("completions", {"logit_bias": {"5": "1"}}, "logit_bias"),
+    ("completions", {"logit_bias": {"5": True}}, "logit_bias"),
+    ("completions", {"logit_bias": [1]}, "logit_bias"),
+    ("completions", {"repetition_penalty": 1e-300}, "repetition_penalty"),
     ("completions", {"logprobs": 21}, "logprobs"),
     ("completions", {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
     ("completions", {"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
@@ -241,6 +255,35 @@ async def test_bodies_that_are_no_request(client: httpx.AsyncClient, content: by
         response = await client.post("/v1/completions", content=content, headers=headers)
         assert response.status_code == 400
         assert response.json()["error"]["type"] == "BadRequestError"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/completions", {"prompt": ["a", 1] * 100_000}),
+        ("/v1/completions", {"prompt": [[1, "a"]] * 100_000}),
+        ("/v1/completions", {"prompt": "x", "stop": [1] * 200_000}),
+        ("/v1/completions", {"prompt": "x", "logit_bias": {str(i): "x" for i in range(100_000)}}),
+        ("/v1/completions", {"prompt": "x", "allowed_token_ids": ["a"] * 200_000}),
+        ("/v1/completions", {"prompt": "x", "stop_token_ids": [1] * 300_000}),
+        ("/v1/chat/completions", {"messages": [1] * 200_000}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [1] * 200_000}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}] * 20_000}),
+        ("/detokenize", {"tokens": ["a"] * 200_000}),
+    ],
+)
+def test_a_body_with_many_faults_is_refused_at_the_first(path: str, fields: dict[str, Any]) -> None:
+    model = {"/v1/completions": CompletionRequest, "/detokenize": DetokenizeRequest}.get(path, ChatRequest)
+    with pytest.raises(pydantic.ValidationError) as caught:
+        model.model_validate(fields)
+    assert caught.value.error_count() <= 2
+
+
+async def test_the_content_type_must_be_json(client: httpx.AsyncClient) -> None:
+    for kind in ("text/plain", "application/x-www-form-urlencoded"):
+        response = await client.post("/v1/completions", content=b'{"prompt": "x"}', headers={"content-type": kind})
+        assert response.status_code == 400
+        assert "Content-Type: application/json" in response.json()["error"]["message"]
 
 
 async def test_an_unknown_model_and_path_are_404(client: httpx.AsyncClient) -> None:

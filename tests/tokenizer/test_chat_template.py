@@ -260,3 +260,15 @@ def test_many_threads_have_a_budget_each() -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(one, range(24)))
+
+
+@pytest.mark.parametrize("name", ["self", "args", "kwargs", "context", "environment", "template", "loop", "range"])
+def test_a_variable_may_have_any_name(name: str) -> None:
+    text = render(
+        "{{ messages[0].role }}v" if name in {"self", "loop"} else "{{ messages[0].role }}{{ " + name + " }}",
+        [{"role": "user", "content": ""}],
+        add_generation_prompt=False,
+        continue_final_message=False,
+        variables={name: "v"},
+    )
+    assert text == "userv"

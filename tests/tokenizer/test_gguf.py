@@ -117,6 +117,7 @@ def test_chat_templates(tmp_path: Path, smollm: dict[str, Any]) -> None:
     assert tokenizer.apply_chat_template([]) == "plain"
     assert tokenizer.apply_chat_template([], tools=[{"type": "function"}]) == "tools"
     assert tokenizer.apply_chat_template([], chat_template="{{ bos_token }}!") == "<s>!"
+    assert tokenizer.apply_chat_template([], chat_template="{{ messages|length }}", self=1) == "0"
 
 
 @pytest.mark.parametrize(

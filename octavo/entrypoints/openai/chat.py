@@ -77,8 +77,14 @@ async def _prepare(state: ServerState, engine: AsyncLLM, body: ChatRequest) -> G
     requested: int | None = getattr(body, field)
     if requested is not None and requested < 1:
         raise ValidationError(f"{field} must be at least 1, got {requested}", parameter=field)
-    token_ids = await encode_chat(engine.tokenizer, body.messages, body, add_special_tokens=body.add_special_tokens)
     limit = engine.info.max_model_len
+    token_ids = await encode_chat(
+        engine.tokenizer,
+        body.messages,
+        body,
+        add_special_tokens=body.add_special_tokens,
+        limit=limit if body.truncate_prompt_tokens is None else None,
+    )
     token_ids = truncate(token_ids, body.truncate_prompt_tokens, requested or 1, limit)
     budget = output_budget(len(token_ids), requested, None, limit, prompt_field="messages", field=field)
     params = sampling_params(

@@ -61,10 +61,14 @@ async def _prepare(state: ServerState, engine: AsyncLLM, body: CompletionRequest
         raise ValidationError(
             f"max_tokens must be at least 1 (0 only with echo), got {requested}", parameter="max_tokens"
         )
-    prompts = await encode_prompts(
-        engine.tokenizer, body.prompt, n=body.n or 1, add_special_tokens=body.add_special_tokens
-    )
     limit = engine.info.max_model_len
+    prompts = await encode_prompts(
+        engine.tokenizer,
+        body.prompt,
+        n=body.n or 1,
+        add_special_tokens=body.add_special_tokens,
+        limit=limit if body.truncate_prompt_tokens is None else None,
+    )
     prompts = [truncate(p, body.truncate_prompt_tokens, requested or DEFAULT_MAX_TOKENS, limit) for p in prompts]
     params: list[SamplingParams] = []
     for prompt in prompts:

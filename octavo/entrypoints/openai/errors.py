@@ -93,6 +93,9 @@ async def _on_octavo_error(request: Request, error: Exception) -> Response:
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
+    if isinstance(error.body, bytes):  # FastAPI decodes nothing else, for a page of another origin could send that
+        kind = request.headers.get("content-type", "")
+        return error_response(400, f"the body must come with Content-Type: application/json, got {kind[:100]!r}")
     return error_response(400, *describe_validation(list(error.errors())))
 
 

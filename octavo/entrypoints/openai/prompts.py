@@ -15,17 +15,36 @@ MANY_MESSAGES = 32  # longer conversations go through the template off the event
 MAX_SEQUENCES = 1024  # prompts x n of one completions request
 
 
-async def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
-    """Token ids of ``text``; a long text does not hold up the other requests."""
+async def encode(
+    tokenizer: Tokenizer, text: str, *, add_special_tokens: bool, limit: int | None = None, field: str = "prompt"
+) -> list[int]:
+    """Token ids of ``text``; a long text does not hold up the other requests.
+
+    Raises ValidationError, before the work, for a text that is longer than ``limit`` of the longest tokens.
+    """
     if len(text) <= LONG_TEXT:
         return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    least = -(-len(text) // tokenizer.longest_token)
+    if limit is not None and least > limit:
+        raise ValidationError(
+            f"this model's maximum context length is {limit} tokens; the prompt alone has at least {least}",
+            parameter=field,
+        )
     return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)
 
 
 async def encode_prompts(
-    tokenizer: Tokenizer, prompt: str | list[str] | list[int] | list[list[int]], *, n: int, add_special_tokens: bool
+    tokenizer: Tokenizer,
+    prompt: str | list[str] | list[int] | list[list[int]],
+    *,
+    n: int,
+    add_special_tokens: bool,
+    limit: int | None = None,
 ) -> list[list[int]]:
-    """One list of token ids a prompt. An empty text is BOS where there is one; an empty list is a ValidationError."""
+    """One list of token ids a prompt. An empty text is BOS where there is one; an empty list is a ValidationError.
+
+    A prompt of ``limit`` tokens or more is refused before the next one is tokenised.
+    """
     listed: Sequence[Any] = [prompt] if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else prompt
     if not listed:
         raise ValidationError("prompt must not be an empty list", parameter="prompt")
@@ -36,7 +55,12 @@ async def encode_prompts(
         )
     encoded = []
     for one in listed:
-        ids = await encode(tokenizer, one, add_special_tokens=add_special_tokens) if isinstance(one, str) else list(one)
+        if isinstance(one, str):
+            ids = await encode(tokenizer, one, add_special_tokens=add_special_tokens, limit=limit)
+        else:
+            ids = list(one)
+        if limit is not None:
+            output_budget(len(ids), None, None, limit, prompt_field="prompt", field="max_tokens")
         if not ids:
             if not isinstance(one, str) or tokenizer.bos_token_id is None:
                 raise ValidationError("prompt must not be empty", parameter="prompt")
@@ -46,14 +70,19 @@ async def encode_prompts(
 
 
 async def encode_chat(
-    tokenizer: Tokenizer, messages: list[ChatMessage], options: TemplateOptions, *, add_special_tokens: bool
+    tokenizer: Tokenizer,
+    messages: list[ChatMessage],
+    options: TemplateOptions,
+    *,
+    add_special_tokens: bool,
+    limit: int | None = None,
 ) -> list[int]:
     """Token ids of a conversation; a long one does not hold up the other requests. Raises what render_chat raises."""
     if len(messages) <= MANY_MESSAGES:
         text = render_chat(tokenizer, messages, options)
     else:
         text = await asyncio.to_thread(render_chat, tokenizer, messages, options)
-    return await encode(tokenizer, text, add_special_tokens=add_special_tokens)
+    return await encode(tokenizer, text, add_special_tokens=add_special_tokens, limit=limit, field="messages")
 
 
 def render_chat(tokenizer: Tokenizer, messages: list[ChatMessage], options: TemplateOptions) -> str:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from octavo.entrypoints.openai.bounded import Biases, Messages, Parts, Prompt, StopStrings, TokenIds
 from octavo.exceptions import ValidationError
 
 # field -> values that change nothing (None always does not)
@@ -76,15 +77,15 @@ class GenerationRequest(BaseModel):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | StopStrings | None = None
+    stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     max_tokens: int | None = None
     min_tokens: int = 0
     skip_special_tokens: bool = True
-    logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[int] | None = None
+    logit_bias: Biases = None
+    allowed_token_ids: TokenIds | None = None
     prompt_logprobs: int | None = None
     truncate_prompt_tokens: int | None = Field(None, ge=-1)
     stream: bool | None = False
@@ -109,7 +110,7 @@ class GenerationRequest(BaseModel):
 class CompletionRequest(GenerationRequest):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: Prompt
     echo: bool | None = False
     logprobs: int | None = None
     add_special_tokens: bool = True
@@ -124,7 +125,7 @@ class ContentPart(BaseModel):
 class ChatMessage(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[ContentPart] | None = None
+    content: str | Parts[ContentPart] | None = None
 
 
 class TemplateOptions(BaseModel):
@@ -140,7 +141,7 @@ class TemplateOptions(BaseModel):
 class ChatRequest(GenerationRequest, TemplateOptions):
     """POST /v1/chat/completions."""
 
-    messages: list[ChatMessage]
+    messages: Messages[ChatMessage]
     logprobs: bool | None = False
     top_logprobs: int | None = None
     max_completion_tokens: int | None = None
@@ -152,7 +153,7 @@ class TokenizeRequest(TemplateOptions):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = None
+    messages: Messages[ChatMessage] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = False
 
@@ -162,4 +163,4 @@ class DetokenizeRequest(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
     model: str | None = None
-    tokens: list[int]
+    tokens: TokenIds

@@ -11,7 +11,6 @@ from octavo.exceptions import ValidationError
 from octavo.messages import RequestOutputKind, SamplingParams
 
 MAX_LOGIT_BIAS = 100.0
-MAX_STOP = 128  # each is looked for after every token
 PASSED_ON = (
     *("n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("seed", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "min_tokens", "skip_special_tokens"),
@@ -50,8 +49,6 @@ def sampling_params(
         if value is not None:
             chosen[name] = value
     stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
-    if len(stop) > MAX_STOP:
-        raise ValidationError(f"stop has {len(stop)} strings; at most {MAX_STOP} are allowed", parameter="stop")
     return SamplingParams(
         **chosen,
         stop=stop,

@@ -96,9 +96,9 @@ def test_masks_that_leave_nothing_and_penalties_that_overflow_are_errors():
     nothing = sampler(SamplingParams(allowed_token_ids=[4], stop_token_ids=[4], min_tokens=1))
     with pytest.raises(RequestError, match="no token is left"):
         nothing.sample(random_row(), tokens, 2)
-    overflow = sampler(SamplingParams(repetition_penalty=1e-44))
+    overflow = sampler(SamplingParams(repetition_penalty=1e-6))
     with np.errstate(all="ignore"), pytest.raises(RequestError, match="overflow"):
-        overflow.sample(np.abs(random_row(spread=1e3)), tokens, 2)
+        overflow.sample(np.abs(random_row(spread=1e35)), tokens, 2)
 
 
 def test_greedy_takes_the_lowest_id_among_the_greatest():

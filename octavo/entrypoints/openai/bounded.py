@@ -1,0 +1,59 @@
+"""Types of fields that a client can make very long. Each is refused at its first fault and above a bound.
+
+Pydantic would else describe every wrong element: millions of errors, and half a minute of the event loop, for one body.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field, PlainValidator
+
+MAX_IDS = 256 * 1024  # token ids in one list, prompts aside; entries of logit_bias
+MAX_STOP = 128  # each is looked for after every token
+MAX_MESSAGES = 16 * 1024
+MAX_PARTS = 1024  # content parts of one message
+MAX_PROMPTS = 1024  # prompts of one completions request
+
+T = TypeVar("T")
+
+
+def _check_prompt(value: Any) -> Any:
+    """``value`` if it is a text, a list of texts, a list of token ids, or a list of such lists."""
+    kinds = set(map(type, value)) if type(value) is list else set()
+    if type(value) is str or value == [] or kinds in ({str}, {int}):
+        good = True
+    else:
+        good = kinds == {list} and len(value) <= MAX_PROMPTS and all(set(map(type, ids)) <= {int} for ids in value)
+    if not good:
+        raise ValueError(
+            f"must be a text, a list of texts, a list of token ids, or a list of at most {MAX_PROMPTS} such lists"
+        )
+    if kinds == {str} and len(value) > MAX_PROMPTS:
+        raise ValueError(f"has {len(value)} texts; at most {MAX_PROMPTS} are allowed")
+    return value
+
+
+def _check_biases(value: Any) -> Any:
+    if value is None:
+        return None
+    if type(value) is not dict or len(value) > MAX_IDS:
+        raise ValueError(f"must be an object with at most {MAX_IDS} entries, from token ids to numbers")
+    for key, bias in value.items():
+        if type(bias) not in (int, float) or not math.isfinite(bias):
+            raise ValueError(f"the bias of {key[:40]!r} must be a finite number")
+    return value
+
+
+Prompt = Annotated[
+    str | list[str] | list[int] | list[list[int]],
+    PlainValidator(_check_prompt, json_schema_input_type=str | list[str] | list[int] | list[list[int]]),
+]
+Biases = Annotated[
+    dict[str, float] | None, PlainValidator(_check_biases, json_schema_input_type=dict[str, float] | None)
+]
+TokenIds = Annotated[list[int], Field(max_length=MAX_IDS, fail_fast=True)]
+StopStrings = Annotated[list[str], Field(max_length=MAX_STOP, fail_fast=True)]
+Messages = Annotated[list[T], Field(max_length=MAX_MESSAGES, fail_fast=True)]
+Parts = Annotated[list[T], Field(max_length=MAX_PARTS, fail_fast=True)]
