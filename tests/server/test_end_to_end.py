@@ -15,7 +15,7 @@ import pytest
 from tests.server.conftest import MAX_MODEL_LEN
 from tests.server.running_server import RunningServer
 
-FRANCE = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
+FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 def ask(server: RunningServer, path: str = "/v1/completions", **fields: Any) -> httpx.Response:
