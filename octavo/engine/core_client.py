@@ -90,6 +90,7 @@ class AsyncCoreClient:
         self._loaded = False
         self._closing = False
         self._exited = asyncio.Event()
+        self._ending: asyncio.Future[None] | None = None
         self._receiving: asyncio.Future[bytes] | None = None
         self.error: EngineDeadError | None = None  # why the core is gone
 
@@ -197,9 +198,11 @@ class AsyncCoreClient:
 
     async def shutdown(self) -> None:
         """End the process in order, or kill it after a while; free sockets and files. Idempotent."""
-        if self._closing:
-            await self._exited.wait()
-            return
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self._end())
+        await asyncio.shield(self._ending)  # a caller that is cancelled does not leave it half done
+
+    async def _end(self) -> None:
         self._closing = True
         self.error = self.error or EngineDeadError("the engine is shut down")
         if self._loaded:

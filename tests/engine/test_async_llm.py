@@ -244,6 +244,19 @@ async def test_shutdown_drains_then_aborts(tiny_model: str) -> None:
     assert rest[-1].outputs[0].finish_reason == "abort"
 
 
+async def test_a_cancelled_shutdown_still_kills_a_core_that_hangs(
+    tiny_model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("octavo.engine.core_client.EXIT_SECONDS", 0.5)
+    engine = await AsyncLLM.create(make_config(tiny_model))
+    os.kill(engine.core_pid, signal.SIGSTOP)
+    first = asyncio.create_task(engine.shutdown())
+    await asyncio.sleep(0.1)
+    first.cancel()
+    await engine.shutdown()
+    assert not alive(engine.core_pid)
+
+
 async def test_start_up_errors_keep_their_class(tiny_model: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="kv_cache_memory"):
         await AsyncLLM.create(make_config(tiny_model, kv_cache_memory=100))
