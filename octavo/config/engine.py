@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 from octavo.exceptions import ConfigError
 
+MAX_TOKENS = 2**31 - 1  # of a context, and of a step
+
 
 def option(default: Any, help: str, **meta: Any) -> Any:
     """A dataclass field that is also a command-line flag; ``help`` is its help text."""
@@ -37,8 +39,12 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         _require(
-            self.max_model_len is None or self.max_model_len >= 2, "max_model_len", self.max_model_len, "at least 2"
+            self.max_model_len is None or 2 <= self.max_model_len <= MAX_TOKENS,
+            "max_model_len",
+            self.max_model_len,
+            f"2..{MAX_TOKENS}",
         )
+        _require(-(2**63) <= self.seed < 2**63, "seed", self.seed, "a 64-bit integer")
         _require(self.dtype in ("auto", "bfloat16", "float32"), "dtype", self.dtype, "auto, bfloat16 or float32")
 
 
@@ -52,12 +58,8 @@ class CacheConfig:
 
     def __post_init__(self) -> None:
         _require(self.block_size in (16, 32, 64, 128), "block_size", self.block_size, "16, 32, 64 or 128")
-        _require(
-            self.kv_cache_memory is None or self.kv_cache_memory > 0,
-            "kv_cache_memory",
-            self.kv_cache_memory,
-            "positive",
-        )
+        memory = self.kv_cache_memory
+        _require(memory is None or 0 < memory < 2**50, "kv_cache_memory", memory, "positive, and less than 1 PiB")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,16 +77,16 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         _require(self.max_num_seqs >= 1, "max_num_seqs", self.max_num_seqs, "at least 1")
         _require(
-            self.max_num_batched_tokens >= self.max_num_seqs,
+            self.max_num_seqs <= self.max_num_batched_tokens <= MAX_TOKENS,
             "max_num_batched_tokens",
             self.max_num_batched_tokens,
-            f"at least max_num_seqs ({self.max_num_seqs})",
+            f"at least max_num_seqs ({self.max_num_seqs}), and at most {MAX_TOKENS}",
         )
         _require(
-            self.long_prefill_token_threshold >= 0,
+            0 <= self.long_prefill_token_threshold <= MAX_TOKENS,
             "long_prefill_token_threshold",
             self.long_prefill_token_threshold,
-            "0 or more",
+            f"0..{MAX_TOKENS}",
         )
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from octavo.config.engine import _require, option
+
+MAX_SECONDS = 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,4 +23,7 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         _require(0 <= self.port <= 65535, "port", self.port, "0..65535")
-        _require(self.shutdown_timeout >= 0, "shutdown_timeout", self.shutdown_timeout, "0 or more")
+        _require(0 <= self.shutdown_timeout <= MAX_SECONDS, "shutdown_timeout", self.shutdown_timeout, "0..1e6")
+        key = self.api_key
+        # the key itself stays out of the message
+        _require(key is None or bool(re.fullmatch("[!-~]+", key)), "api_key", "***", "printable ASCII, and not empty")

@@ -106,6 +106,7 @@ class AsyncCoreClient:
             socket.set_hwm(0)
             socket.linger = 0
         launch = Launch(config=config, folder=folder, log_level=logging.getLogger("octavo").getEffectiveLevel())
+        order = frame(self._encoder.encode(launch))
         self._commands.connect(launch.commands_address)  # the connecting side queues until the other is there
         self._messages.bind(launch.messages_address)
         command = [sys.executable, "-c", BOOTSTRAP, json.dumps(sys.path)]
@@ -113,7 +114,7 @@ class AsyncCoreClient:
         threading.Thread(target=self._wait_for_exit, name="core-watch", daemon=True).start()
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it died already: ready() says so
-            self._process.stdin.write(frame(self._encoder.encode(launch)))
+            self._process.stdin.write(order)
             self._process.stdin.flush()  # and stays open: its end is how the core knows of ours
 
     @property

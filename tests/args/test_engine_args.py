@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -116,3 +117,34 @@ def test_keywords_take_sizes_as_text_and_refuse_wrong_types() -> None:
 def test_a_value_out_of_range_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="max_num_batched_tokens"):
         engine_config_from_kwargs(max_num_seqs=64, max_num_batched_tokens=32)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"seed": 2**63},
+        {"seed": -(2**63) - 1},
+        {"kv_cache_memory": "1e30"},
+        {"max_model_len": "9999999999k"},
+        {"max_num_batched_tokens": 2**31},
+        {"long_prefill_token_threshold": 2**31},
+        {"max_num_seqs": 2**40},
+    ],
+)
+def test_numbers_beyond_any_machine(wrong: dict[str, Any]) -> None:
+    """They would not even travel to the core process."""
+    with pytest.raises(ConfigError):
+        engine_config_from_kwargs(**wrong)
+
+
+@pytest.mark.parametrize("seconds", ["inf", "nan", "-1", "1e7"])
+def test_shutdown_timeout_has_bounds(seconds: str) -> None:
+    with pytest.raises(ConfigError, match="shutdown_timeout"):
+        ServerConfig(shutdown_timeout=float(seconds))
+
+
+@pytest.mark.parametrize("key", ["", " ", "a b", "k\n", "schlüssel"])
+def test_an_api_key_that_no_header_can_carry(key: str) -> None:
+    with pytest.raises(ConfigError, match="api_key") as caught:
+        ServerConfig(api_key=key)
+    assert "schl" not in str(caught.value)  # a secret is not printed
