@@ -75,6 +75,15 @@ def test_one_bad_prompt_refuses_the_batch_and_leaves_the_engine_usable(llm: LLM)
     assert len(llm.generate([1, 2], GREEDY)[0].outputs[0].token_ids) == 12
 
 
+@pytest.fixture
+def sigint_handled() -> Iterator[None]:
+    """Python's own handler, also where the tests were started with SIGINT ignored (a background job of a shell)."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
+
+
+@pytest.mark.usefixtures("sigint_handled")
 def test_ctrl_c_leaves_the_engine_usable(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     (expected,) = llm.generate([[3, 4]], GREEDY)
     engine = llm._live_engine()
