@@ -46,4 +46,4 @@ class ServerState:
     def check_model(self, name: str | None) -> None:
         """Raises UnknownModelError unless ``name`` is absent or the served model's."""
         if name is not None and name != self.model_name:
-            raise UnknownModelError(f"the model {name!r} does not exist; this server has {self.model_name!r}")
+            raise UnknownModelError(f"the model {name[:200]!r} does not exist; this server has {self.model_name!r}")

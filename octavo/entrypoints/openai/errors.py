@@ -83,7 +83,13 @@ def describe_validation(errors: list[Any]) -> tuple[str, str | None]:
     if first["type"] == "json_invalid":
         return f"the body is not valid JSON: {first.get('ctx', {}).get('error', first['msg'])}", None
     field = path[0] if path else None
-    others = sorted({str(e["msg"]) for e in errors if [str(p) for p in e["loc"] if p != "body"][:1] == path[:1]})
+    others = sorted(
+        {
+            str(e["msg"]).removeprefix("Value error, ")
+            for e in errors
+            if [str(p) for p in e["loc"] if p != "body"][:1] == path[:1]
+        }
+    )
     return f"{field or 'body'}: {'; '.join(others)}", field
 
 

@@ -43,12 +43,12 @@ class ApiKeyGuard:
     """Every path but OPEN_PATHS needs ``Authorization: Bearer KEY``; the comparison takes constant time."""
 
     def __init__(self, app: ASGIApp, api_key: str) -> None:
-        self.app, self._expected = app, b"Bearer " + api_key.encode()
+        self.app, self._expected = app, api_key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, self._expected):
+            scheme, _, given = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+            if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._expected):
                 await error_response(401, "missing or wrong API key")(scope, receive, send)
                 return
         await self.app(scope, receive, send)
