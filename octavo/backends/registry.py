@@ -25,8 +25,8 @@ def make_backend(config: BackendConfig) -> Backend:
         make = resolve(BACKENDS[name])
     except ImportError as error:
         raise KernelError(
-            f"the {name} backend is not built: {error}. Sources in the current folder hide an installed octavo: run from "
-            "another folder, or install with pip install -e ."
+            f"the {name} backend is not built: {error}. Sources in the current folder hide an installed octavo: "
+            "run from another folder, or install with pip install -e ."
         ) from error
     backend: Backend = make(config)
     return backend
