@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -132,20 +132,12 @@ class ServerProcess:
                     return time.perf_counter() - self.started
         raise RequestError("the first answer has no text")
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Within, the server gets no processor time: a neighbour can be measured undisturbed."""
-        os.killpg(self.process.pid, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            os.killpg(self.process.pid, signal.SIGCONT)
-
     def stop(self, seconds: float = 30) -> None:
         """Ask it to end; kill it after ``seconds``. Idempotent."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, number)
+                os.killpg(self.process.pid, signal.SIGCONT)  # one that is stopped would never see it
             try:
                 self.process.wait(seconds)
                 break
