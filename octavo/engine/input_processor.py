@@ -63,14 +63,16 @@ class InputProcessor:
         Text is tokenised with special tokens. Raises ValidationError naming the field at fault.
         """
         arrival_time = time.monotonic() if arrival_time is None else arrival_time
+        if not isinstance(params, SamplingParams):
+            raise ValidationError("sampling_params must be SamplingParams", parameter="sampling_params")
         params.verify(vocab_size=self._info.vocab_size, max_logprobs=self._max_logprobs)
-        if cache_salt is not None and not 1 <= len(cache_salt) <= MAX_CACHE_SALT:
+        if cache_salt is not None and not (isinstance(cache_salt, str) and 1 <= len(cache_salt) <= MAX_CACHE_SALT):
+            raise ValidationError(f"cache_salt must have 1 to {MAX_CACHE_SALT} characters", parameter="cache_salt")
+        if not isinstance(priority, int) or not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
             raise ValidationError(
-                f"cache_salt must have 1 to {MAX_CACHE_SALT} characters, got {len(cache_salt)}", parameter="cache_salt"
-            )
-        if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
-            raise ValidationError(
-                f"priority must be in [{-MAX_PRIORITY}, {MAX_PRIORITY}]", parameter="priority", value=priority
+                f"priority must be an integer in [{-MAX_PRIORITY}, {MAX_PRIORITY}]",
+                parameter="priority",
+                value=priority,
             )
         token_ids = self._token_ids(prompt)
         max_tokens = self._check_length(len(token_ids), params.max_tokens)

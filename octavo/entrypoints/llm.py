@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import numbers
 import signal
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any
 
 from octavo.args.engine_args import engine_config_from_kwargs
 from octavo.args.resolve import resolve_engine_config
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.outputs import RequestOutput
+from octavo.entrypoints.interrupt import interrupt_event
 from octavo.entrypoints.progress import download_bar
 from octavo.exceptions import EngineDeadError, ValidationError
 from octavo.messages import FinishReason, RequestOutputKind, SamplingParams
@@ -35,7 +37,7 @@ class LLM:
     ``kv_cache_memory``, ``max_num_seqs``, ``threads``, ``seed``.
 
     Raises ConfigError for an unknown or wrong argument, ModelError if the model cannot be loaded. Use it as a context
-    manager, or call :meth:`shutdown`. Not thread-safe.
+    manager, or call :meth:`shutdown`. Calls from several threads run one after the other.
     """
 
     def __init__(self, model: str | None = None, **kwargs: Any) -> None:
@@ -46,6 +48,7 @@ class LLM:
             config = resolve_engine_config(config, progress)
         engine = LLMEngine(config)
         self._engine: LLMEngine | None = engine
+        self._lock = threading.Lock()
         self._release = weakref.finalize(self, engine.shutdown)  # also at the interpreter's exit
 
     def generate(
@@ -80,14 +83,12 @@ class LLM:
 
         The template writes the special tokens itself; none are added.
         """
-        if not messages:
-            raise ValidationError("messages must not be empty", parameter="messages")
-        conversations = [messages] if isinstance(messages[0], Mapping) else messages
+        conversations = _as_conversations(messages)
         tokenizer = self.get_tokenizer()
         parsed = []
         for conversation in conversations:
             text = tokenizer.apply_chat_template(
-                conversation,  # type: ignore[arg-type]
+                conversation,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 chat_template=chat_template,
@@ -120,7 +121,13 @@ class LLM:
     def _run(
         self, prompts: list[dict[str, Any]], params: Sequence[SamplingParams], use_tqdm: bool
     ) -> list[RequestOutput]:
-        engine = self._live_engine()
+        with self._lock:
+            return self._run_alone(self._live_engine(), prompts, params, use_tqdm)
+
+    @staticmethod
+    def _run_alone(
+        engine: LLMEngine, prompts: list[dict[str, Any]], params: Sequence[SamplingParams], use_tqdm: bool
+    ) -> list[RequestOutput]:
         with _interruptible() as interrupted, _generation_bar(len(prompts), use_tqdm) as advance:
             done: dict[str, RequestOutput] = {}
             try:
@@ -140,12 +147,28 @@ class LLM:
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    """A list of prompts; a single one (text, dict, or token ids) becomes a list of one."""
+    """A list of prompts; a single one (text, dict, or token ids) becomes a list of one. Any iterable is a list."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    if prompts and not isinstance(prompts[0], str | Mapping | Sequence):
-        return [prompts]  # type: ignore[list-item]
-    return prompts  # type: ignore[return-value]
+    try:
+        listed: list[Any] = list(prompts)
+    except TypeError:
+        listed = [None]
+    if isinstance(prompts, bytes) or any(one is None for one in listed):
+        raise ValidationError("a prompt is text, a list of token ids, or a dict", parameter="prompt")
+    return [listed] if listed and isinstance(listed[0], numbers.Integral) else listed
+
+
+def _as_conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messages]:
+    """A list of conversations; a single one becomes a list of one. Raises ValidationError for what is none."""
+    conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+    for conversation in conversations or [[]]:
+        if not conversation or isinstance(conversation, str) or not all(isinstance(m, Mapping) for m in conversation):
+            raise ValidationError(
+                "messages must be a list of dicts with role and content, or a list of such lists, none of them empty",
+                parameter="messages",
+            )
+    return conversations  # type: ignore[return-value]
 
 
 def _parse_prompt(prompt: Prompt) -> dict[str, Any]:
@@ -167,6 +190,8 @@ def _parse_prompt(prompt: Prompt) -> dict[str, Any]:
 def _as_params(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
+    if isinstance(params, str | Mapping) or not all(isinstance(one, SamplingParams) for one in params):
+        raise ValidationError("sampling_params must be SamplingParams, or a list", parameter="sampling_params")
     if len(params) != count:
         raise ValidationError(
             f"{len(params)} sampling_params for {count} prompts: give one, or one for each", parameter="sampling_params"
@@ -176,25 +201,14 @@ def _as_params(params: SamplingParams | Sequence[SamplingParams] | None, count: 
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[threading.Event]:
-    """Within, the first Ctrl-C only sets the event, so that no step is torn; on leaving, it is raised.
-
-    A second Ctrl-C is raised at once. Outside the main thread, and where SIGINT is ignored, nothing changes.
-    """
-    interrupted = threading.Event()
-    if threading.current_thread() is not threading.main_thread() or not callable(signal.getsignal(signal.SIGINT)):
-        yield interrupted
+    """``interrupt_event``; on leaving, the interrupt is raised. Where SIGINT is ignored, nothing changes."""
+    previous = signal.getsignal(signal.SIGINT)
+    if not callable(previous):
+        yield threading.Event()
         return
-
-    def note(number: int, frame: FrameType | None) -> None:
-        interrupted.set()
-        signal.signal(signal.SIGINT, previous)
-
-    previous = signal.signal(signal.SIGINT, note)
-    try:
+    with interrupt_event() as interrupted:
         yield interrupted
-    finally:
-        signal.signal(signal.SIGINT, previous)
-    if interrupted.is_set() and callable(previous):
+    if interrupted.is_set():
         previous(signal.SIGINT, None)
         raise KeyboardInterrupt
 

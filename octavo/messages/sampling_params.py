@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
+import numbers
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ from octavo.exceptions import ValidationError
 
 SAMPLING_EPS = 1e-5
 MAX_SEED = 2**63 - 1
+FLAGS = ("include_stop_str_in_output", "ignore_eos", "detokenize", "skip_special_tokens")
 
 
 class RequestOutputKind(enum.IntEnum):
@@ -37,6 +39,21 @@ def _integer(name: str, value: object, low: int, high: int | None, rule: str) ->
     ok = isinstance(value, int) and not isinstance(value, bool)
     if not ok or value < low or (high is not None and value > high):  # type: ignore[operator]
         _fail(name, value, rule)
+
+
+def _plain(name: str, value: Any) -> Any:
+    """``value`` as the field holds it: one stop string is a list, None an empty one, numpy's scalars are Python's."""
+    if name == "stop" and isinstance(value, str):
+        return [value]
+    if name in ("stop", "stop_token_ids") and (value is None or isinstance(value, tuple)):
+        return list(value or ())
+    if name == "logit_bias" and isinstance(value, dict):
+        return {int(k) if isinstance(k, str) and k.isascii() and k.isdigit() else k: v for k, v in value.items()}
+    if type(value) in (int, float, bool, list, RequestOutputKind) or value is None:
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    return float(value) if isinstance(value, numbers.Real) else value
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -70,6 +87,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if (plain := _plain(name, value)) is not value:
+                msgspec.structs.force_setattr(self, name, plain)
+        for name in FLAGS:
+            if type(getattr(self, name)) is not bool:
+                _fail(name, getattr(self, name), "true or false")
+        if not isinstance(self.output_kind, RequestOutputKind):
+            _fail("output_kind", self.output_kind, "a RequestOutputKind")
         _integer("n", self.n, 1, 128, "an integer in [1, 128]")
         _number("temperature", self.temperature, 0.0, 2.0, "in [0, 2]")
         _number("top_p", self.top_p, 0.0, 1.0, "in (0, 1]", open_low=True)
@@ -92,14 +118,20 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         self._check_logit_bias()
 
     def _check_stop(self) -> None:
-        if isinstance(self.stop, str) or not all(isinstance(s, str) and s for s in self.stop):
+        if not isinstance(self.stop, list) or not all(isinstance(s, str) and s for s in self.stop):
             _fail("stop", self.stop, "a list of non-empty strings")
         if self.stop and not self.detokenize:
             _fail("stop", self.stop, "empty when detokenize is false")
-        for token_id in self.stop_token_ids:
-            _integer("stop_token_ids", token_id, 0, None, "a list of token ids")
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            ids = getattr(self, name)
+            if not isinstance(ids, list | None):
+                _fail(name, ids, "a list of token ids")
+            for token_id in ids or []:
+                _integer(name, token_id, 0, None, "a list of token ids")
 
     def _check_logit_bias(self) -> None:
+        if not isinstance(self.logit_bias, dict | None):
+            _fail("logit_bias", self.logit_bias, "a map from token ids")
         for key, bias in (self.logit_bias or {}).items():
             _integer("logit_bias", key, 0, None, "a map from token ids")
             if isinstance(bias, bool) or not isinstance(bias, int | float) or not math.isfinite(bias):

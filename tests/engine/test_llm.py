@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import numpy as np
 import pytest
 
 from octavo import LLM, SamplingParams
@@ -42,6 +45,45 @@ def test_outputs_keep_the_order_of_prompts(llm: LLM) -> None:
     for index in (0, 7, 19):  # and each is what it would be alone
         (alone,) = llm.generate([prompts[index]], params[index], use_tqdm=False)
         assert alone.outputs[0].token_ids == outputs[index].outputs[0].token_ids
+
+
+def test_prompts_in_any_container(llm: LLM) -> None:
+    expected = [output.outputs[0].token_ids for output in llm.generate([[5, 6], [7]], GREEDY)]
+    rows = [np.array([5, 6]), np.array([7])]
+    for form in (rows, ([5, 6], [7]), (row for row in rows)):
+        assert [output.outputs[0].token_ids for output in llm.generate(form, GREEDY)] == expected  # type: ignore[arg-type]
+    (output,) = llm.generate(np.array([5, 6]), GREEDY)  # type: ignore[arg-type]
+    assert output.outputs[0].token_ids == expected[0]
+
+
+@pytest.mark.parametrize("prompts", [None, 5, [None], b"abc", ["ok", None]])
+def test_what_is_no_prompt(llm: LLM, prompts: Any) -> None:
+    with pytest.raises(ValidationError) as caught:
+        llm.generate(prompts, GREEDY)
+    assert caught.value.parameter == "prompt"
+
+
+@pytest.mark.parametrize("params", ["x", {"temperature": 0}, [3]])
+def test_what_is_no_sampling_params(llm: LLM, params: Any) -> None:
+    with pytest.raises(ValidationError) as caught:
+        llm.generate(["the"], params)
+    assert caught.value.parameter == "sampling_params"
+
+
+@pytest.mark.parametrize("messages", [[], [[]], "hi", ["hi"], [[{"role": "user", "content": "x"}], []]])
+def test_what_is_no_conversation(llm: LLM, messages: Any) -> None:
+    with pytest.raises(ValidationError) as caught:
+        llm.chat(messages, GREEDY)
+    assert caught.value.parameter == "messages"
+
+
+def test_threads_take_turns(llm: LLM) -> None:
+    """Two callers stepping one engine would take each other's tokens."""
+    prompts = [[[i + 2] * 5, [i + 3] * 9] for i in range(6)]
+    expected = [[o.outputs[0].token_ids for o in llm.generate(p, GREEDY)] for p in prompts]
+    with ThreadPoolExecutor(6) as pool:
+        outputs = list(pool.map(lambda p: llm.generate(p, GREEDY), prompts))
+    assert [[o.outputs[0].token_ids for o in found] for found in outputs] == expected
 
 
 def test_no_prompts(llm: LLM) -> None:
