@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import signal
-import threading
 from collections.abc import Iterator, Sequence
-from types import FrameType
 from typing import Any
 
 from octavo.args.engine_args import engine_config_from_namespace
 from octavo.args.resolve import resolve_engine_config
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.outputs import RequestOutput
+from octavo.entrypoints.interrupt import interrupt_event
 from octavo.entrypoints.progress import download_bar
 from octavo.entrypoints.sampling_defaults import read_sampling_defaults
 from octavo.messages import RequestOutputKind, SamplingParams
@@ -67,23 +64,3 @@ class Session:
 
     def close(self) -> None:
         self.engine.shutdown()
-
-
-@contextlib.contextmanager
-def interrupt_event() -> Iterator[threading.Event]:
-    """Within, Ctrl-C sets the event instead of tearing a step; a second one is raised as usual."""
-    interrupted = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield interrupted
-        return
-    previous = signal.getsignal(signal.SIGINT)
-
-    def note(number: int, frame: FrameType | None) -> None:
-        interrupted.set()
-        signal.signal(signal.SIGINT, previous)
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield interrupted
-    finally:
-        signal.signal(signal.SIGINT, previous)

@@ -61,6 +61,17 @@ DECODER_WEIGHTS = WeightMap(
 )
 
 
+def builder(c: DecoderConfig) -> ProgramBuilder:
+    """An empty program of the sizes of ``c``."""
+    return ProgramBuilder(
+        num_heads=c.num_heads,
+        num_kv_heads=c.num_kv_heads,
+        head_dim=c.head_dim,
+        vocab_size=c.vocab_size,
+        max_position=c.max_position,
+    )
+
+
 def read(hf: HF, key: str, kind: type, default: Any = _MISSING) -> Any:
     """``hf[key]``, checked to be a ``kind`` (an int passes for float). Raises FormatError naming the key."""
     value = hf.get(key)

@@ -7,8 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo.models.family import Family
-from octavo.models.parts import DECODER_WEIGHTS, DecoderConfig, attention, decoder_fields, read, read_window, swiglu
-from octavo.program import Program, ProgramBuilder
+from octavo.models.parts import (
+    DECODER_WEIGHTS,
+    DecoderConfig,
+    attention,
+    builder,
+    decoder_fields,
+    read,
+    read_window,
+    swiglu,
+)
+from octavo.program import Program
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,13 +33,7 @@ class Qwen2Config(DecoderConfig):
 
 def build(c: Qwen2Config) -> Program:
     """T tokens of any mix of requests, R rows that need logits."""
-    b = ProgramBuilder(
-        num_heads=c.num_heads,
-        num_kv_heads=c.num_kv_heads,
-        head_dim=c.head_dim,
-        vocab_size=c.vocab_size,
-        max_position=c.max_position,
-    )
+    b = builder(c)
     x = b.embed(b.token_ids, "embed_tokens", c.hidden_size)  # [T, hidden]
     for layer in range(c.num_layers):
         h = b.rms_norm(x, f"layers.{layer}.input_norm", c.rms_norm_eps)
