@@ -231,6 +231,10 @@ class OutputProcessor:
 def _finished(sample: Sample, reason: FinishReason) -> FinishedRequest:
     """The record of a sequence for the metrics."""
     metrics, num_tokens = sample.metrics, len(sample.token_ids)
+    parent = sample.parent
+    parent.longest_sample = max(parent.longest_sample, num_tokens)
+    num_prompt_tokens = len(sample.request.prompt_token_ids)
+    prefilled = metrics.first_token_time is not None
 
     def between(start: float | None, end: float | None) -> float | None:
         return None if start is None or end is None else end - start
@@ -238,7 +242,7 @@ def _finished(sample: Sample, reason: FinishReason) -> FinishedRequest:
     decode = between(metrics.first_token_time, metrics.last_token_time)
     return FinishedRequest(
         reason=reason,
-        num_prompt_tokens=len(sample.request.prompt_token_ids),
+        num_prompt_tokens=num_prompt_tokens,
         num_generation_tokens=num_tokens,
         max_tokens=sample.request.sampling_params.max_tokens,
         num_preemptions=metrics.num_preemptions,
@@ -248,5 +252,7 @@ def _finished(sample: Sample, reason: FinishReason) -> FinishedRequest:
         decode_seconds=decode,
         inference_seconds=between(metrics.scheduled_time, metrics.last_token_time),
         seconds_per_output_token=decode / (num_tokens - 1) if decode is not None and num_tokens > 1 else None,
-        n=sample.parent.n if sample.parent.finished else None,
+        num_computed_prompt_tokens=num_prompt_tokens - sample.num_cached_tokens if prefilled else None,
+        n=parent.n if parent.finished else None,
+        max_num_generation_tokens=parent.longest_sample if parent.finished else None,
     )

@@ -44,6 +44,7 @@ class ParentRequest:
         self.kind = request.sampling_params.output_kind
         self.n = request.sampling_params.n
         self.children = fan_out(request)
+        self.longest_sample = 0  # tokens, of the samples that have ended
         self._sink = sink
         self._latest: dict[int, CompletionOutput] = {}
         self._unfinished = self.n

@@ -122,6 +122,9 @@ class EngineMetrics:
             "request_generation_tokens": request.num_generation_tokens,
             "request_params_max_tokens": request.max_tokens,
             "request_params_n": request.n,
+            "request_max_num_generation_tokens": request.max_num_generation_tokens,
+            "request_prefill_kv_computed_tokens": request.num_computed_prompt_tokens,
+            "request_num_preemptions": request.num_preemptions,
         }
         for name, value in values.items():
             if value is not None:

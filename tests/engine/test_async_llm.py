@@ -103,6 +103,20 @@ async def test_what_is_submitted_waits_from_that_moment(tiny_async: AsyncLLM) ->
     await settled(tiny_async)
 
 
+async def test_what_a_request_leaves_in_the_histograms(tiny_async: AsyncLLM) -> None:
+    prompt = [3] * 40
+    await read(tiny_async, prompt, params(7, n=2, temperature=1.0))
+    await read(tiny_async, prompt, params(4))
+    await settled(tiny_async)
+    assert metric(tiny_async, "request_max_num_generation_tokens_sum{.*}") == 7 + 4
+    assert metric(tiny_async, "request_max_num_generation_tokens_count{.*}") == 2
+    assert metric(tiny_async, "request_num_preemptions_sum{.*}") == 0
+    cached = metric(tiny_async, "prompt_tokens_cached_total{.*}")
+    assert cached >= 32  # the last request's full blocks, at least
+    assert metric(tiny_async, "request_prefill_kv_computed_tokens_sum{.*}") == 3 * 40 - cached
+    assert metric(tiny_async, "request_prefill_kv_computed_tokens_count{.*}") == 3
+
+
 async def test_many_streams_half_of_them_cancelled(tiny_async: AsyncLLM) -> None:
     """64 streams of mixed lengths and kinds; every second one is left in one of three ways."""
 
