@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
+import os
 import sys
 from collections.abc import Sequence
+
+BROKEN_PIPE = 128 + 13  # what a shell reports of a process that SIGPIPE ended
 
 COMMANDS = {
     "serve": "OpenAI-compatible server",
@@ -46,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     from octavo.exceptions import ConfigError, OctavoError
 
+    _forgiving_streams()
     try:
         status: int = importlib.import_module(f"octavo.cli.{namespace.command}").run(namespace)
         return status
@@ -54,6 +59,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # "octavo generate ... | head": the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered goes nowhere
+        return BROKEN_PIPE
+
+
+def _forgiving_streams() -> None:
+    """Text that a terminal cannot show is replaced, and bytes that are no text are refused as a prompt, not here."""
+    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace"), (sys.stderr, "replace")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -52,6 +53,28 @@ def test_generate_refuses_in_a_line(smollm2_path: str) -> None:
     assert done.returncode == 1
     assert "temperature" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_has_seen_enough(smollm2_path: str) -> None:
+    command = [sys.executable, "-m", "octavo.cli.main", "generate", "x", "--model", smollm2_path, "--max-tokens", "40"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(120) == 141
+
+
+def test_text_that_the_terminal_or_the_tokenizer_cannot_take(smollm2_path: str) -> None:
+    model = ("--model", smollm2_path, "--max-tokens", "3", "--temperature", "0")
+    command = [sys.executable, "-m", "octavo.cli.main", "generate", *model]
+    ascii_only = os.environ | {"PYTHONIOENCODING": "ascii"}
+    shown = subprocess.run([*command, "日本語🎉🚀日本語🎉"], cwd=ROOT, capture_output=True, env=ascii_only, timeout=120)
+    assert shown.returncode == 0, shown.stderr
+    refused = subprocess.run([*command, "-"], cwd=ROOT, capture_output=True, input=b"caf\xe9", timeout=120)
+    assert refused.returncode == 1
+    assert b"not Unicode" in refused.stderr
+    assert b"Traceback" not in refused.stderr
 
 
 def test_chat_answers_line_by_line_and_remembers(smollm2_path: str) -> None:
