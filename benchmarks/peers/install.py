@@ -110,6 +110,8 @@ def main() -> None:
         python = make_venv(args.peers_dir / name)
         run(python, "-m", "pip", "install", "-q", *PACKAGES[name])
         if name == "vllm":
+            # built for a GPU's torch they break the import, and a text model needs none of them
+            run(python, "-m", "pip", "uninstall", "-q", "-y", "torchvision", "torchaudio", "torchcodec")
             export_hf(args.peers_dir, gguf)
 
 
