@@ -66,7 +66,11 @@ class Runner:
             env=os.environ | engine.env,
             start_new_session=True,
         )
-        self.version: str = self._read()["version"]
+        try:
+            self.version: str = self._read()["version"]
+        except RuntimeError:
+            self.stop()
+            raise
 
     def _read(self) -> dict[str, Any]:
         """The next line; an engine that takes longer than the timeout is killed."""
@@ -100,11 +104,10 @@ class Runner:
     def stop(self) -> None:
         self.signal(signal.SIGCONT)
         self.signal(signal.SIGTERM)
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(30)
-        except subprocess.TimeoutExpired:
-            self._kill()
-            self._process.wait()
+        self._kill()  # also what it started and left behind
+        self._process.wait()
 
 
 @contextlib.contextmanager

