@@ -22,7 +22,7 @@ from octavo.engine.output_collector import OutputCollector
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.outputs import RequestOutput
 from octavo.engine.parallel_sampling import ParentRequest
-from octavo.exceptions import EngineDeadError, RequestError
+from octavo.exceptions import EngineDeadError, RequestError, ValidationError
 from octavo.messages import EngineCoreOutputs, EngineCoreRequest, EngineInfo, FinishReason, SamplingParams
 from octavo.metrics.prometheus import EngineMetrics
 from octavo.metrics.stats import IterationStats
@@ -33,6 +33,14 @@ from octavo.tokenizer.base import Tokenizer
 logger = logging.getLogger(__name__)
 
 LOG_SECONDS = 10.0
+
+
+def _ready_tokenizer(path: str) -> Tokenizer:
+    """The tokenizer, its chat template compiled: else the first conversation would pay for that."""
+    tokenizer = load_tokenizer(path)
+    with contextlib.suppress(ValidationError):  # there is no template, or it wants other messages
+        tokenizer.apply_chat_template([{"role": "user", "content": ""}])
+    return tokenizer
 
 
 class AsyncLLM:
@@ -74,7 +82,7 @@ class AsyncLLM:
         """
         client = AsyncCoreClient(config)
         try:
-            reading = asyncio.to_thread(load_tokenizer, config.model.model)
+            reading = asyncio.to_thread(_ready_tokenizer, config.model.model)
             tokenizer, info = await asyncio.gather(reading, client.ready(on_phase))
             return cls(config, client, tokenizer, info)
         except BaseException:
