@@ -67,7 +67,9 @@ class SchedulerConfig:
     """How a step is put together."""
 
     max_num_seqs: int = option(64, "most requests computed in one step")
-    max_num_batched_tokens: int = option(2048, "most tokens computed in one step", tokens=True)
+    max_num_batched_tokens: int | None = option(
+        None, "most tokens computed in one step (default: 256; 8192 if prompts are not split)", tokens=True
+    )
     enable_chunked_prefill: bool = option(True, "split long prompts over several steps")
     long_prefill_token_threshold: int = option(
         0, "most prompt tokens of one request in a step (0: only the step's budget)", tokens=True
@@ -75,11 +77,11 @@ class SchedulerConfig:
     policy: Literal["fcfs"] = option("fcfs", "order of requests")
 
     def __post_init__(self) -> None:
-        _require(self.max_num_seqs >= 1, "max_num_seqs", self.max_num_seqs, "at least 1")
+        _require(1 <= self.max_num_seqs <= MAX_TOKENS, "max_num_seqs", self.max_num_seqs, f"1..{MAX_TOKENS}")
         _require(
-            self.max_num_seqs <= self.max_num_batched_tokens <= MAX_TOKENS,
+            self.max_num_seqs <= self.step_tokens <= MAX_TOKENS,
             "max_num_batched_tokens",
-            self.max_num_batched_tokens,
+            self.step_tokens,
             f"at least max_num_seqs ({self.max_num_seqs}), and at most {MAX_TOKENS}",
         )
         _require(
@@ -88,6 +90,13 @@ class SchedulerConfig:
             self.long_prefill_token_threshold,
             f"0..{MAX_TOKENS}",
         )
+
+    @property
+    def step_tokens(self) -> int:
+        """Most tokens of a step: small by default, since nobody gets a token, or is aborted, before a step ends."""
+        if self.max_num_batched_tokens is not None:
+            return self.max_num_batched_tokens
+        return max(256 if self.enable_chunked_prefill else 8192, self.max_num_seqs)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,10 +57,10 @@ class Scheduler:
         self._limits = RequestLimits(
             max_model_len=max_model_len,
             max_kv_tokens=max_tokens_that_fit(num_blocks, cache.block_size),
-            max_step_tokens=None if config.enable_chunked_prefill else config.max_num_batched_tokens,
+            max_step_tokens=None if config.enable_chunked_prefill else config.step_tokens,
         )
         chunked = config.enable_chunked_prefill and config.long_prefill_token_threshold > 0
-        self._longest_chunk = config.long_prefill_token_threshold if chunked else config.max_num_batched_tokens
+        self._longest_chunk = config.long_prefill_token_threshold if chunked else config.step_tokens
         self._rules: list[AdmissionRule] = [MaxNumSeqs(config.max_num_seqs)]
         self._requests: dict[str, Request] = {}  # all that are not finished
         self._running: list[Request] = []  # in order of admission
@@ -86,7 +86,7 @@ class Scheduler:
         for each request behind it, so none that can run is skipped. When blocks run out, the policy's victim gives way,
         perhaps one that was planned a moment ago. If nobody had to, waiting requests may start.
         """
-        step = StepBuilder(self._next_step_id, self._config.max_num_batched_tokens)
+        step = StepBuilder(self._next_step_id, self._config.step_tokens)
         self._next_step_id += 1
 
         order = self._policy.order(self._running)
@@ -163,7 +163,7 @@ class Scheduler:
 
     def _must_stay_whole(self, num_wanted: int) -> bool:
         """Without chunked prefill a prompt is computed in one step, unless its own output has made it too long."""
-        return not self._config.enable_chunked_prefill and num_wanted <= self._config.max_num_batched_tokens
+        return not self._config.enable_chunked_prefill and num_wanted <= self._config.step_tokens
 
     def update(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> EngineCoreOutputs:
         """Take in the result of a plan. What it says of requests finished or preempted since is dropped.

@@ -45,7 +45,7 @@ class InputProcessor:
         self._seed = config.model.seed
         self._max_logprobs = max_logprobs
         self._pool_tokens = max_tokens_that_fit(info.num_blocks, info.block_size)
-        chunked, most = config.scheduler.enable_chunked_prefill, config.scheduler.max_num_batched_tokens
+        chunked, most = config.scheduler.enable_chunked_prefill, config.scheduler.step_tokens
         self._step_tokens = None if chunked else most
         self._counter = itertools.count()
 

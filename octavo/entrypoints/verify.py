@@ -74,7 +74,13 @@ def make_cases(tokenizer: Tokenizer, *, quick: bool) -> list[Case]:
 
 @contextmanager
 def _engine(model: str, **settings: Any) -> Iterator[LLMEngine]:
-    base = {"model": model, "max_model_len": 512, "max_num_seqs": 16, "enable_prefix_caching": False}
+    base = {
+        "model": model,
+        "max_model_len": 512,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 2048,  # room for every prompt in one piece
+        "enable_prefix_caching": False,
+    }
     engine = LLMEngine(resolve_engine_config(engine_config_from_kwargs(**base | settings), None))
     try:
         yield engine

@@ -124,7 +124,7 @@ class Worker:
         program, cache, scheduler = self._need_program(), self._config.cache, self._config.scheduler
         prompt_rows = max(1, min(PROMPT_ROWS, PROMPT_ROW_BYTES // (4 * program.vocab_size)))
         return Limits(
-            max_tokens=scheduler.max_num_batched_tokens,
+            max_tokens=scheduler.step_tokens,
             max_rows=scheduler.max_num_seqs + prompt_rows,
             max_seqs=scheduler.max_num_seqs,
             max_blocks_per_seq=-(-self._max_model_len() // cache.block_size),

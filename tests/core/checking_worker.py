@@ -206,7 +206,7 @@ class CheckingWorker:
         listed = [r.request_id for r in [*plan.new_requests, *plan.cached_requests]]
         assert sorted(listed) == sorted(plan.num_scheduled_tokens)
         assert all(count > 0 for count in plan.num_scheduled_tokens.values())
-        assert plan.total_num_scheduled_tokens <= self.config.max_num_batched_tokens
+        assert plan.total_num_scheduled_tokens <= self.config.step_tokens
         assert len(self.states) <= self.config.max_num_seqs
 
     def _check_writes(self, plan: SchedulerOutput) -> None:
