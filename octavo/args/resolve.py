@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from octavo.catalog import resolve_model
+from octavo.catalog import cache_root, resolve_model
 from octavo.config import EngineConfig
 from octavo.platforms.cpu import physical_cores
 
@@ -25,4 +25,8 @@ def resolve_engine_config(config: EngineConfig, progress: Progress | None = None
     path = resolve_model(model.model, model.cache_dir, progress)
     model = dataclasses.replace(model, model=path, served_model_name=model.served_model_name or model.model)
     threads = config.backend.threads or physical_cores()
-    return dataclasses.replace(config, model=model, backend=dataclasses.replace(config.backend, threads=threads))
+    folder = config.backend.weights_cache_dir or str(cache_root(model.cache_dir) / "packed")
+    backend = dataclasses.replace(
+        config.backend, threads=threads, weights_cache_dir=folder if config.backend.weights_cache else None
+    )
+    return dataclasses.replace(config, model=model, backend=backend)

@@ -53,6 +53,11 @@ class Runnable(Protocol):
         """Bytes of packed weights."""
         ...
 
+    @property
+    def weight_origin(self) -> str:
+        """How the weights came to be in memory, in a few words for the start-up screen."""
+        ...
+
     def run(self, inputs: StepInputs) -> FloatArray:
         """Write K and V to the slots, return float32 logits ``[R, vocab_size]``, valid until the next call.
 

@@ -105,6 +105,8 @@ class BackendConfig:
 
     backend: Literal["auto", "cpu", "reference"] = option("auto", "kernels that run the model")
     threads: int | None = option(None, "compute threads (default: one per physical core)")
+    weights_cache: bool = option(True, "keep packed weights beside the models, for faster starts")
+    weights_cache_dir: str | None = option(None, "where packed weights are kept (default: packed/ in the cache)")
 
     def __post_init__(self) -> None:
         _require(self.threads is None or 1 <= self.threads <= 256, "threads", self.threads, "1..256")

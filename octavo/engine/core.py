@@ -94,9 +94,9 @@ class EngineCore:
             raise
 
     def _start(self, config: EngineConfig, vocab_size: int, clock: PhaseClock) -> None:
-        clock.begin("load weights")
+        clock.begin("build program")
         self._executor.load_model()
-        clock.begin("allocate KV cache")
+        clock.begin("load weights")
         spec = self._executor.kv_cache_spec()
         memory = config.cache.kv_cache_memory or self._executor.available_kv_memory()
         num_blocks = memory // spec.bytes_per_block

@@ -31,8 +31,12 @@ class Checkpoint(Protocol):
         """Rows first."""
         ...
 
+    def files(self) -> tuple[str, ...]:
+        """All files that tensors and config come from."""
+        ...
+
     def loaded_bytes(self, name: str, dtype: Dtype) -> int:
-        """Bytes of ``load(name, dtype)``, without reading it."""
+        """Bytes of ``load(name, dtype)``, without reading it. Raises UnsupportedModel for types octavo lacks."""
         ...
 
     def load(self, name: str, dtype: Dtype) -> Weight:

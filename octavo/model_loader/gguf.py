@@ -78,8 +78,12 @@ class GGUFCheckpoint:
     def shape_of(self, name: str) -> tuple[int, ...]:
         return self._tensors[name].shape
 
+    def files(self) -> tuple[str, ...]:
+        return (self.path,)
+
     def loaded_bytes(self, name: str, dtype: Dtype) -> int:
         shape = self.shape_of(name)
+        scheme.check_type(self.type_of(name), shape)
         each = 4.0 if len(shape) == 1 else scheme.bytes_per_element(self.type_of(name), dtype)
         return int(math.prod(shape) * each)
 

@@ -14,11 +14,11 @@ from octavo.exceptions import FormatError, ModelError, ModelNotFound, Unsupporte
 from octavo.model_loader.checkpoint import Checkpoint
 from octavo.model_loader.gguf import GGUFCheckpoint
 from octavo.model_loader.safetensors import SafetensorsCheckpoint
-from octavo.model_loader.weight_map import load_weights, match_tensors
+from octavo.model_loader.weight_map import identity_of, load_weights, match_tensors
 from octavo.models.family import Family
 from octavo.models.registry import find_family
 from octavo.program import Program
-from octavo.quantization.base import Weights
+from octavo.quantization.base import LazyWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,10 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A program, its weights in canonical formats, and the facts about them."""
+    """A program, its weights in canonical formats (read when asked for), and the facts about them."""
 
     program: Program
-    weights: Weights
+    weights: LazyWeights
     info: ModelInfo
 
 
@@ -61,18 +61,28 @@ class _Opened:
     info: ModelInfo
 
 
+# The last inspected model: a process that inspects is about to load, and a large vocabulary takes 0.1 s to parse.
+_inspected: dict[tuple[str, str], tuple[str, _Opened]] = {}
+
+
 def inspect_model(path: str, model_config: ModelConfig) -> ModelInfo:
     """Facts about the model at ``path`` (a GGUF file or a HF folder); reads headers only.
 
     Raises ModelNotFound, FormatError, UnsupportedModel, or ModelError when config and tensors contradict.
     """
-    return _open(path, model_config).info
+    opened = _open(path, model_config)
+    _inspected.clear()
+    _inspected[path, model_config.dtype] = (identity_of(opened.checkpoint.files(), model_config.dtype), opened)
+    return opened.info
 
 
 def load_model(model_config: ModelConfig) -> LoadedModel:
     """The model at ``model_config.model``, a local path. Raises as ``inspect_model``."""
-    opened = _open(model_config.model, model_config)
-    weights = load_weights(opened.program, opened.family.weights, opened.sources, opened.checkpoint, model_config.dtype)
+    path, dtype = model_config.model, model_config.dtype
+    identity, opened = _inspected.pop((path, dtype), ("", None))
+    if opened is None or identity != identity_of(opened.checkpoint.files(), dtype):
+        opened = _open(path, model_config)
+    weights = load_weights(opened.program, opened.family.weights, opened.sources, opened.checkpoint, dtype)
     return LoadedModel(opened.program, weights, opened.info)
 
 

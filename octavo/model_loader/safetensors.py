@@ -35,8 +35,14 @@ class SafetensorsCheckpoint:
     def shape_of(self, name: str) -> tuple[int, ...]:
         return self._tensors.shape_of(name)
 
+    def files(self) -> tuple[str, ...]:
+        folder = Path(self.path)
+        names = [self.config_source, *folder.glob("*.safetensors"), *folder.glob("*.safetensors.index.json")]
+        return tuple(sorted(str(name) for name in names))
+
     def loaded_bytes(self, name: str, dtype: Dtype) -> int:
         shape = self.shape_of(name)
+        unquantized.check_type(self.type_of(name))
         each = 4.0 if len(shape) == 1 else unquantized.bytes_per_element(self.type_of(name), dtype)
         return int(math.prod(shape) * each)
 

@@ -5,15 +5,21 @@ Knows neither files nor architectures.
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 from collections.abc import Collection
+from functools import partial
+from pathlib import Path
 
 from octavo.exceptions import ModelError
 from octavo.model_loader.checkpoint import Checkpoint
 from octavo.models.family import WeightMap
 from octavo.program import Program
-from octavo.quantization.base import Weight, Weights
+from octavo.quantization.base import LazyWeights, Weight
 from octavo.quantization.schemes.unquantized import Dtype
+
+_READERS = ("model_loader", "models", "quantization")  # the packages that decide what values come of a file
 
 
 def match_tensors(
@@ -40,15 +46,35 @@ def match_tensors(
 
 def load_weights(
     program: Program, weight_map: WeightMap, sources: dict[str, tuple[str, ...]], checkpoint: Checkpoint, dtype: Dtype
-) -> Weights:
-    """The parameters. Tied ones are the same tuple as the parameter they share."""
-    weights: dict[str, tuple[Weight, ...]] = {
-        name: tuple(checkpoint.load(source, dtype) for source in parts) for name, parts in sources.items()
-    }
-    for name in program.weights:
-        if name not in weights:
-            weights[name] = weights[weight_map.tied[name]]
-    return weights
+) -> LazyWeights:
+    """The parameters, to be read when asked for. Tied ones are the same tuple as the parameter they share."""
+
+    def load(name: str) -> tuple[Weight, ...]:
+        return tuple(checkpoint.load(source, dtype) for source in sources[name])
+
+    tied = {name: weight_map.tied[name] for name in program.weights if name not in sources}
+    files = checkpoint.files()
+    return LazyWeights(load, program.weights, tied, files, partial(identity_of, files, dtype))
+
+
+def identity_of(files: Collection[str], dtype: Dtype) -> str:
+    """Of the files' contents and of the code that reads them, as hex.
+
+    A file is taken as unchanged while device, inode, size, time of its content and time of any change are the same:
+    the last one cannot be set by a program, so a file of equal size and date does not pass for another. Empty when a
+    file is gone.
+    """
+    digest = hashlib.sha256(dtype.encode())
+    for file in files:
+        try:
+            stat = os.stat(file)
+        except OSError:
+            return ""
+        digest.update(repr((stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)).encode())
+    for package in _READERS:
+        for source in sorted((Path(__file__).parents[1] / package).rglob("*.py")):
+            digest.update(source.read_bytes())
+    return digest.hexdigest()
 
 
 def _check_shape(program: Program, name: str, parts: tuple[str, ...], checkpoint: Checkpoint) -> None:

@@ -6,6 +6,7 @@ Every function takes ``root`` so that a test can hand it a made-up machine.
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 
@@ -106,3 +107,10 @@ def cpu_name(root: Path = ROOT) -> str:
         if name.strip() in ("model name", "Model") and value.strip():
             return value.strip()
     return "unknown CPU"
+
+
+def release_free_memory() -> None:
+    """Hand memory that this process has freed back to the system; glibc keeps what large temporary arrays took."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -11,7 +11,7 @@ Schemes (``quantization/schemes/*.py``) make these from checkpoint tensors; back
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -63,6 +63,56 @@ class Weight:
 # Parameters by the name the program uses. The parts of an entry are stacked along axis 0 (output features), so that
 # a fused qkv may mix formats (K-quant files store V finer than Q and K). Vectors and norms have one float part.
 Weights = Mapping[str, tuple[Weight, ...]]
+
+
+class LazyWeights(Mapping[str, tuple[Weight, ...]]):
+    """Weights that are read from their files when first asked for, and kept until ``release``.
+
+    ``load(name)`` reads the parts of one parameter; ``tied``: parameter -> the one whose parts it shares.
+    ``sources``: the files; ``identity()`` changes whenever anything changes that decides about the values, so that a
+    backend may keep what it made of them; empty when a file is gone.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[str], tuple[Weight, ...]],
+        names: Collection[str],
+        tied: Mapping[str, str],
+        sources: tuple[str, ...],
+        identity: Callable[[], str],
+    ) -> None:
+        self._load, self._names, self.tied = load, names, tied
+        self.sources, self.identity = sources, identity
+        self._read: dict[str, tuple[Weight, ...]] = {}
+
+    def __getitem__(self, name: str) -> tuple[Weight, ...]:
+        if name not in self._names:
+            raise KeyError(name)
+        owner = self.tied.get(name, name)
+        if owner not in self._read:
+            self._read[owner] = self._load(owner)
+        return self._read[owner]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names  # Mapping's own would read the parameter
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def release(self, name: str) -> None:
+        """Let go of a parameter's parts; asked for again, they are read again."""
+        self._read.pop(self.tied.get(name, name), None)
+
+
+def owners(weights: Weights) -> dict[str, str]:
+    """Parameter -> the parameter that stands for it and all that share its parts. Reads nothing."""
+    if isinstance(weights, LazyWeights):
+        return {name: weights.tied.get(name, name) for name in weights}
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(parts), name) for name, parts in weights.items()}
 
 
 def stack_dequantized(parts: tuple[Weight, ...]) -> npt.NDArray[np.float32]:

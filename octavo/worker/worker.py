@@ -12,7 +12,7 @@ from octavo.config import EngineConfig
 from octavo.exceptions import ConfigError
 from octavo.messages import KVCacheSpec, ModelRunnerOutput, SchedulerOutput
 from octavo.model_loader import LoadedModel, load_model
-from octavo.platforms.cpu import available_memory
+from octavo.platforms.cpu import available_memory, release_free_memory
 from octavo.program import Program
 from octavo.worker.model_runner import ModelRunner
 
@@ -95,9 +95,10 @@ class Worker:
         limits = self._limits(num_blocks)
         program, weights = self._loaded.program, self._loaded.weights
         runnable = self._backend.prepare(program, weights, limits)
-        self._facts["packed weights"] = f"{runnable.weight_bytes / 2**20:.0f} MiB"
+        self._facts["packed weights"] = f"{runnable.weight_bytes / 2**20:.0f} MiB, {runnable.weight_origin}"
         self._runner = ModelRunner(runnable, limits, vocab_size=program.vocab_size, max_model_len=self._max_model_len())
         self._loaded = None
+        release_free_memory()
 
     def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step. An exception means that every request of the plan failed; the worker can go on.

@@ -300,7 +300,7 @@ async def test_a_core_that_fails_says_why(tiny_async: AsyncLLM) -> None:
 async def test_phases_are_told_in_order(tiny_model: str) -> None:
     names: list[str] = []
     engine = await AsyncLLM.create(make_config(tiny_model), names.append)
-    assert names == ["read model header", "load weights", "allocate KV cache"]
+    assert names == ["read model header", "build program", "load weights"]
     await engine.shutdown()
 
 

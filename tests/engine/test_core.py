@@ -85,7 +85,7 @@ def test_info_and_limits(tiny_model: str) -> None:
     core = make_core(tiny_model)
     assert (core.info.max_model_len, core.info.vocab_size) == (MAX_POSITION, VOCAB)
     assert core.info.num_blocks == 2048 // 16 + 1
-    assert [name for name, _ in core.info.phases] == ["load weights", "allocate KV cache"]
+    assert [name for name, _ in core.info.phases] == ["build program", "load weights"]
     core.shutdown()
     core.shutdown()
 

@@ -15,6 +15,7 @@ from octavo.backends.base import FloatArray, Limits, StepInputs
 from octavo.backends.cpu import _kernels
 from octavo.backends.cpu.buffers import View
 from octavo.backends.cpu.lowering import LoweredProgram, lower
+from octavo.backends.cpu.packed_cache import PackedCache
 from octavo.backends.cpu.weights import PackedWeights
 from octavo.config import BackendConfig
 from octavo.exceptions import KernelError
@@ -38,7 +39,10 @@ class CpuBackend:
             self._kernels = _kernels.Kernels(isa)
         except ValueError as error:
             raise KernelError(str(error)) from None
-        self._pool = _kernels.ThreadPool(config.threads or physical_cores())
+        threads = config.threads or physical_cores()
+        self._pool = _kernels.ThreadPool(threads)
+        folder = config.weights_cache_dir if config.weights_cache else None
+        self._packed_cache = PackedCache(folder, threads) if folder else None
 
     def describe(self) -> str:
         threads = self._pool.threads
@@ -51,10 +55,9 @@ class CpuBackend:
         """Pack, plan, build. Raises KernelError naming an op, weight or size that has no kernel."""
         if program.head_dim % 2:
             raise KernelError(f"head_dim {program.head_dim} is odd; attention works on pairs")
-        _check_shapes(program, weights)
         matrices = {op.weights[p] for op in program.ops for p in _MATRICES if p in op.weights and op.kind != "rms_norm"}
-        used = {name: weights[name] for name in program.weights}
-        packed = PackedWeights(self._kernels, self._pool, used, matrices)
+        shapes = {name: spec.shape for name, spec in program.weights.items()}
+        packed = PackedWeights(self._kernels, self._pool, weights, shapes, matrices, self._packed_cache)
 
         def scratch_bytes(name: str, rows: int) -> int:
             return self._kernels.scratch_bytes(packed.parts(name), rows)
@@ -93,6 +96,10 @@ class CpuRunnable:
     @property
     def weight_bytes(self) -> int:
         return self._packed.num_bytes
+
+    @property
+    def weight_origin(self) -> str:
+        return self._packed.origin
 
     def run(self, inputs: StepInputs) -> FloatArray:
         """See ``Runnable.run``: the logits are a view that the next call overwrites.
@@ -134,23 +141,13 @@ class CpuRunnable:
             raise KernelError(str(error)) from None
 
 
-def _check_shapes(program: Program, weights: Weights) -> None:
-    for name, spec in program.weights.items():
-        if name not in weights:
-            raise KernelError(f"weight {name} is missing")
-        shapes = [part.shape for part in weights[name]]
-        shape = (sum(s[0] for s in shapes), *shapes[0][1:])
-        if shape != spec.shape or any(s[1:] != shape[1:] for s in shapes):
-            raise KernelError(f"weight {name} is {shape}, the program wants {spec.shape}")
-
-
 def _build(native: _kernels.Program, lowered: LoweredProgram, packed: PackedWeights) -> None:
     """Emit the stages, with places for views and numbers or addresses for weights."""
     linears: dict[tuple[str, str | None], int] = {}
 
     def linear(name: str, bias: str | None = None) -> int:
         if (name, bias) not in linears:
-            address = packed.vectors[bias].ctypes.data if bias else 0
+            address = packed.vector(bias).ctypes.data if bias else 0
             linears[name, bias] = native.add_weights(packed.parts(name), address)
         return linears[name, bias]
 
@@ -162,7 +159,7 @@ def _build(native: _kernels.Program, lowered: LoweredProgram, packed: PackedWeig
         if key == "table" and isinstance(value, str):
             return linear(value)
         if key == "weight":
-            return packed.vectors[value].ctypes.data
+            return packed.vector(value).ctypes.data
         return value.place if isinstance(value, View) else value
 
     for phase in lowered.phases:

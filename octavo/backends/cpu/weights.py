@@ -1,105 +1,153 @@
-"""Packing: weights as they came from a file -> panels that kernels read, all in one piece of memory.
+"""Packing: weights as they came from a file -> panels that kernels read.
 
-Knows nothing of programs; a parameter used twice (tied embeddings) is packed once.
+One parameter at a time, so that a large model never lies in memory twice; a parameter used twice (tied embeddings) is
+packed once. Panels packed by an earlier start are taken from ``packed_cache``. Knows nothing of programs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
 from octavo.backends.cpu import _kernels
+from octavo.backends.cpu.packed import Directory, PackedMatrix, PackedVector, Pieces, as_bytes
+from octavo.backends.cpu.packed_cache import PackedCache
 from octavo.exceptions import KernelError
-from octavo.quantization.base import Weight, Weights, stack_dequantized
+from octavo.quantization.base import LazyWeights, Weight, Weights, owners, stack_dequantized
 
 # csrc/include/octavo/linear.h: WeightFormat
 _FORMATS = {"float32": 0, "bfloat16": 1, "int8_group": 2, "int4_group": 3}
-_ALIGNMENT = 4096
-
-
-@dataclass(slots=True)
-class _Layout:
-    """How one part will be packed."""
-
-    weight: Weight
-    format: int
-    n: int
-    k: int
-    group: int
-    has_minimum: bool
-    half_scales: bool
-    num_bytes: int = 0
-    offset: int = 0
 
 
 class PackedWeights:
-    """Matrices as lists of packed parts, vectors as float32 arrays, by parameter name."""
+    """Matrices as lists of packed parts, vectors as float32 arrays, by parameter name.
+
+    ``shapes``: the parameters and the shapes they must have. Those in ``matrices`` are packed, the others must be
+    vectors. ``cache``: where packed weights are kept between starts. Raises KernelError naming a parameter.
+    """
 
     def __init__(
-        self, kernels: _kernels.Kernels, pool: _kernels.ThreadPool, weights: Weights, matrices: set[str]
+        self,
+        kernels: _kernels.Kernels,
+        pool: _kernels.ThreadPool,
+        weights: Weights,
+        shapes: Mapping[str, tuple[int, ...]],
+        matrices: Collection[str],
+        cache: PackedCache | None = None,
     ) -> None:
-        """Packs the parameters in ``matrices``; the others must be vectors. Raises KernelError naming a parameter."""
-        self._layouts: dict[int, list[_Layout]] = {}
-        self._key = {name: id(parts) for name, parts in weights.items()}
-        self.vectors: dict[str, npt.NDArray[np.float32]] = {}
-        total = 0
-        for name, parts in weights.items():
-            if name not in matrices:
-                self.vectors[name] = np.ascontiguousarray(stack_dequantized(parts), dtype=np.float32)
-            elif id(parts) not in self._layouts:
-                self._layouts[id(parts)] = layouts = [_plan(kernels, name, part) for part in parts]
-                for layout in layouts:
-                    layout.offset, total = total, total + -(-layout.num_bytes // _ALIGNMENT) * _ALIGNMENT
-        self._memory = _kernels.Memory(total)
-        for layouts in self._layouts.values():
-            for layout in layouts:
-                _pack(kernels, pool, layout, self._memory.address + layout.offset)
+        if missing := [name for name in shapes if name not in weights]:
+            raise KernelError(f"weight {missing[0]} is missing")
+        self._owners = owners(weights)
+        wanted = {self._owners[name]: shape for name, shape in shapes.items()}
+        packed = {self._owners[name] for name in matrices}
+        self.origin = "packed now"
+        slot, layout = None, f"{kernels.isa} {sorted(packed)}"
+        if isinstance(weights, LazyWeights) and cache is not None:
+            slot = cache.slot(weights, layout)
+        found = slot.read(lambda directory: _fits(directory, wanted, packed, kernels)) if slot else None
+        if found is not None:
+            self._directory, self._memory, self.origin = *found, "read from the cache"
+        else:
+            self._directory, self._memory = _pack_all(kernels, pool, weights, wanted, packed)
+            if isinstance(weights, LazyWeights) and slot is not None:
+                slot.write(weights, self._directory, self._memory)
+        self._vectors = {
+            name: as_bytes(self._memory.address(vector.offset), vector.size * 4).view(np.float32)
+            for name, vector in self._directory.vectors.items()
+        }
 
     @property
     def num_bytes(self) -> int:
         """Bytes of packed matrices and of vectors."""
-        packed = sum(layout.num_bytes for layouts in self._layouts.values() for layout in layouts)
-        return packed + sum(vector.nbytes for vector in self.vectors.values())
+        matrices = sum(part.num_bytes for parts in self._directory.matrices.values() for part in parts)
+        return matrices + sum(vector.nbytes for vector in self._vectors.values())
+
+    def vector(self, name: str) -> npt.NDArray[np.float32]:
+        """A vector; valid while this object lives."""
+        return self._vectors[self._owners[name]]
 
     def parts(self, name: str) -> list[_kernels.LinearPart]:
         """The packed parts of a matrix; valid while this object lives."""
         return [
             _kernels.LinearPart(
-                layout.format,
-                layout.n,
-                layout.k,
-                layout.group,
-                layout.has_minimum,
-                layout.half_scales,
-                self._memory.address + layout.offset,
+                part.format,
+                part.n,
+                part.k,
+                part.group,
+                part.has_minimum,
+                part.half_scales,
+                self._memory.address(part.offset),
             )
-            for layout in self._layouts[self._key[name]]
+            for part in self._directory.matrices[self._owners[name]]
         ]
 
 
-def _plan(kernels: _kernels.Kernels, name: str, weight: Weight) -> _Layout:
+def _pack_all(
+    kernels: _kernels.Kernels,
+    pool: _kernels.ThreadPool,
+    weights: Weights,
+    wanted: Mapping[str, tuple[int, ...]],
+    matrices: Collection[str],
+) -> tuple[Directory, Pieces]:
+    directory, memory = Directory({}, {}), Pieces()
+    for name, shape in wanted.items():
+        parts = weights[name]
+        _check_shape(name, [part.shape for part in parts], shape)
+        if name in matrices:
+            directory.matrices[name] = [_pack(kernels, pool, memory, name, part) for part in parts]
+        else:
+            values = np.ascontiguousarray(stack_dequantized(parts), dtype=np.float32)
+            offset = memory.take(values.nbytes, page=False)
+            as_bytes(memory.address(offset), values.nbytes)[:] = values.view(np.uint8)
+            directory.vectors[name] = PackedVector(values.size, offset)
+        if isinstance(weights, LazyWeights):
+            weights.release(name)
+    memory.close()
+    directory.total = memory.total
+    return directory, memory
+
+
+def _check_shape(name: str, parts: list[tuple[int, ...]], wanted: tuple[int, ...]) -> None:
+    shape = (sum(part[0] for part in parts), *parts[0][1:])
+    if shape != wanted or any(part[1:] != shape[1:] for part in parts):
+        raise KernelError(f"weight {name} is {shape}, the program wants {wanted}")
+
+
+def _fits(
+    directory: Directory,
+    wanted: Mapping[str, tuple[int, ...]],
+    matrices: Collection[str],
+    kernels: _kernels.Kernels,
+) -> bool:
+    """Whether ``directory`` holds these parameters, all inside its memory."""
+    if directory.matrices.keys() != set(matrices) or directory.vectors.keys() != wanted.keys() - set(matrices):
+        return False
+    spans = [(vector.offset, vector.size * 4) for vector in directory.vectors.values()]
+    for name, parts in directory.matrices.items():
+        if wanted[name] != (sum(part.n for part in parts), parts[0].k) or len({part.k for part in parts}) != 1:
+            return False
+        if any(part.num_bytes != part.bytes_needed(kernels) for part in parts):
+            return False
+        spans += [(part.offset, part.num_bytes) for part in parts]
+    return all((vector.size,) == wanted[name] for name, vector in directory.vectors.items()) and all(
+        offset >= 0 and offset + size <= directory.total for offset, size in spans
+    )
+
+
+def _pack(
+    kernels: _kernels.Kernels, pool: _kernels.ThreadPool, memory: Pieces, name: str, weight: Weight
+) -> PackedMatrix:
     n, k = weight.shape
-    group = weight.group_size
+    format, group = _FORMATS[weight.format], weight.group_size
     if weight.scale is not None and (group < 16 or (group != 16 and group % 32) or k % group):
         raise KernelError(f"weight {name}: the CPU kernels have no groups of {group} along {k}")
     scales = [array for array in (weight.scale, weight.minimum) if array is not None]
-    layout = _Layout(
-        weight,
-        _FORMATS[weight.format],
-        n,
-        k,
-        group,
-        has_minimum=weight.minimum is not None,
-        half_scales=bool(scales) and all(array.dtype == np.float16 for array in scales),
-    )
-    layout.num_bytes = kernels.packed_bytes(layout.format, n, k, layout.group, layout.has_minimum, layout.half_scales)
-    return layout
-
-
-def _pack(kernels: _kernels.Kernels, pool: _kernels.ThreadPool, layout: _Layout, address: int) -> None:
-    weight = layout.weight
+    has_minimum = weight.minimum is not None
+    half_scales = bool(scales) and all(array.dtype == np.float16 for array in scales)
+    num_bytes = kernels.packed_bytes(format, n, k, group, has_minimum, half_scales)
+    part = PackedMatrix(format, n, k, group, has_minimum, half_scales, memory.take(num_bytes), num_bytes)
     data = np.ascontiguousarray(weight.data)
     scale, minimum = (
         None if array is None else np.ascontiguousarray(array, dtype=np.float32)
@@ -107,13 +155,14 @@ def _pack(kernels: _kernels.Kernels, pool: _kernels.ThreadPool, layout: _Layout,
     )
     kernels.pack(
         pool,
-        layout.format,
-        layout.n,
-        layout.k,
-        layout.group,
+        format,
+        n,
+        k,
+        group,
         data.ctypes.data,
         0 if scale is None else scale.ctypes.data,
         0 if minimum is None else minimum.ctypes.data,
-        layout.half_scales,
-        address,
+        half_scales,
+        memory.address(part.offset),
     )
+    return part

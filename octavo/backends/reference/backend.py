@@ -69,6 +69,10 @@ class ReferenceRunnable:
     def weight_bytes(self) -> int:
         return sum(array.nbytes for array in {id(a): a for a in self.arrays.values()}.values())
 
+    @property
+    def weight_origin(self) -> str:
+        return "dequantised"
+
     def run(self, inputs: StepInputs) -> FloatArray:
         """See ``Runnable.run``. Raises KernelError on sizes beyond the Limits."""
         self._check(inputs)

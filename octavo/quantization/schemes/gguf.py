@@ -48,12 +48,9 @@ def from_blocks(raw: U8, type: str, shape: tuple[int, ...], dtype: unquantized.D
     ``dtype`` matters to float types only. Raises UnsupportedModel for types octavo lacks and for quantised vectors,
     FormatError when sizes do not agree.
     """
+    check_type(type, shape)
     if type in _FLOATS:
         return unquantized.from_array(raw.reshape(-1).view(_FLOATS[type]).reshape(shape), type, dtype)
-    if type not in _BLOCKS:
-        raise UnsupportedModel(f"GGUF type {type}: must be one of {', '.join([*_FLOATS, *_BLOCKS])}")
-    if len(shape) != 2:
-        raise UnsupportedModel(f"GGUF type {type} for a tensor of shape {shape}: only matrices are quantised")
     block, record = _BLOCKS[type]
     rows, k = shape
     if k % block or raw.size != rows * k // block * record.itemsize:
@@ -69,6 +66,14 @@ def from_blocks(raw: U8, type: str, shape: tuple[int, ...], dtype: unquantized.D
         group_size=k * rows // scale.size,
         source=type,
     )
+
+
+def check_type(type: str, shape: tuple[int, ...]) -> None:
+    """Raises UnsupportedModel for types octavo lacks and for quantised vectors."""
+    if type not in _FLOATS and type not in _BLOCKS:
+        raise UnsupportedModel(f"GGUF type {type}: must be one of {', '.join([*_FLOATS, *_BLOCKS])}")
+    if type in _BLOCKS and len(shape) != 2:
+        raise UnsupportedModel(f"GGUF type {type} for a tensor of shape {shape}: only matrices are quantised")
 
 
 def bytes_per_element(type: str, dtype: unquantized.Dtype) -> float:

@@ -33,13 +33,18 @@ def from_array(data: npt.NDArray[Any], source: str, dtype: Dtype) -> Weight:
     Vectors (norms, biases) become float32. Matrices become ``dtype``; "auto" is bfloat16 for the 16-bit types and
     float32 for F32. Raises UnsupportedModel for other types.
     """
-    if source not in ("F32", "F16", "BF16"):
-        raise UnsupportedModel(f"tensor type {source}: must be F32, F16 or BF16")
+    check_type(source)
     wanted = ("float32" if source == "F32" else "bfloat16") if dtype == "auto" else dtype
     if data.ndim == 1 or wanted == "float32":
         return Weight("float32", data.shape, to_float32(data, source), source=source)
     bits = data if source == "BF16" else to_bfloat16(to_float32(data, source))
     return Weight("bfloat16", data.shape, bits, source=source)
+
+
+def check_type(source: str) -> None:
+    """Raises UnsupportedModel for types octavo lacks."""
+    if source not in ("F32", "F16", "BF16"):
+        raise UnsupportedModel(f"tensor type {source}: must be F32, F16 or BF16")
 
 
 def bytes_per_element(source: str, dtype: Dtype) -> float:
