@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from octavo.backends.cpu import _kernels
 from octavo.backends.cpu.packed import PAGE, Directory, Pieces, as_bytes
-from octavo.quantization.base import LazyWeights
+from octavo.quantization.base import LazyWeights, Weights
 
 logger = logging.getLogger(__name__)
 
@@ -57,9 +57,9 @@ class PackedCache:
     def __init__(self, folder: str, threads: int) -> None:
         self.folder, self.threads = Path(folder), threads
 
-    def slot(self, weights: LazyWeights, layout: str) -> Slot | None:
-        """The place of ``weights`` packed as ``layout`` says; None when their files are gone."""
-        return Slot(self, weights, layout) if weights.identity() else None
+    def slot(self, weights: Weights, layout: str) -> Slot | None:
+        """The place of ``weights`` packed as ``layout`` says; None when they come from no files, or these are gone."""
+        return Slot(self, weights, layout) if isinstance(weights, LazyWeights) and weights.identity() else None
 
 
 class Slot:
@@ -112,12 +112,13 @@ class Slot:
                 raise ValueError("its bytes are damaged")
         return memory
 
-    def write(self, weights: LazyWeights, directory: Directory, memory: Pieces) -> None:
-        """Keep ``memory``, made of ``weights``, which nobody may change any more. Works in the background, and keeps the process alive.
+    def write(self, weights: Weights, directory: Directory, memory: Pieces) -> None:
+        """Keep ``memory``, made of ``weights``, which nobody may change any more.
 
-        Does nothing if the weights' files have changed since: nobody knows then which of them were read.
+        Works in the background, and keeps the process alive. Does nothing if the weights' files have changed since:
+        nobody knows then which of them were read.
         """
-        if self._make_key(weights) == self._key:
+        if isinstance(weights, LazyWeights) and self._make_key(weights) == self._key:
             args = (directory, memory, weights.sources)
             self._writer = threading.Thread(target=self._write, args=args, name="octavo-packed")
             self._writer.start()

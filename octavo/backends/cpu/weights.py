@@ -42,27 +42,31 @@ class PackedWeights:
         self._owners = owners(weights)
         wanted = {self._owners[name]: shape for name, shape in shapes.items()}
         packed = {self._owners[name] for name in matrices}
-        self.origin = "packed now"
-        slot, layout = None, f"{kernels.isa} {sorted(packed)}"
-        if isinstance(weights, LazyWeights) and cache is not None:
-            slot = cache.slot(weights, layout)
-        found = slot.read(lambda directory: _fits(directory, wanted, packed, kernels)) if slot else None
-        if found is not None:
-            self._directory, self._memory, self.origin = *found, "read from the cache"
-        else:
-            self._directory, self._memory = _pack_all(kernels, pool, weights, wanted, packed)
-            if isinstance(weights, LazyWeights) and slot is not None:
-                slot.write(weights, self._directory, self._memory)
+        self._slot = slot = cache.slot(weights, f"{kernels.isa} {sorted(packed)}") if cache is not None else None
+        found = slot.read(lambda directory: _fits(directory, wanted, packed, kernels)) if slot is not None else None
+        self.origin = "packed now" if found is None else "read from the cache"
+        self.directory, self._memory = found or _pack_all(kernels, pool, weights, wanted, packed)
+        if slot is not None and found is None:
+            slot.write(weights, self.directory, self._memory)
         self._vectors = {
             name: as_bytes(self._memory.address(vector.offset), vector.size * 4).view(np.float32)
-            for name, vector in self._directory.vectors.items()
+            for name, vector in self.directory.vectors.items()
         }
 
     @property
     def num_bytes(self) -> int:
         """Bytes of packed matrices and of vectors."""
-        matrices = sum(part.num_bytes for parts in self._directory.matrices.values() for part in parts)
+        matrices = sum(part.num_bytes for parts in self.directory.matrices.values() for part in parts)
         return matrices + sum(vector.nbytes for vector in self._vectors.values())
+
+    def address(self, offset: int) -> int:
+        """Where ``offset`` of the directory is; valid while this object lives."""
+        return self._memory.address(offset)
+
+    def wait_kept(self) -> None:
+        """Until the cache, if it had to be written, is."""
+        if self._slot is not None:
+            self._slot.wait()
 
     def vector(self, name: str) -> npt.NDArray[np.float32]:
         """A vector; valid while this object lives."""
@@ -80,7 +84,7 @@ class PackedWeights:
                 part.half_scales,
                 self._memory.address(part.offset),
             )
-            for part in self._directory.matrices[self._owners[name]]
+            for part in self.directory.matrices[self._owners[name]]
         ]
 
 
