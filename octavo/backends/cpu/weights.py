@@ -6,7 +6,9 @@ packed once. Panels packed by an earlier start are taken from ``packed_cache``. 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import numpy.typing as npt
@@ -96,8 +98,8 @@ def _pack_all(
     matrices: Collection[str],
 ) -> tuple[Directory, Pieces]:
     directory, memory = Directory({}, {}), Pieces()
-    for name, shape in wanted.items():
-        parts = weights[name]
+    for name, parts in _read_ahead(weights, list(wanted), pool.threads):
+        shape = wanted[name]
         _check_shape(name, [part.shape for part in parts], shape)
         if name in matrices:
             directory.matrices[name] = [_pack(kernels, pool, memory, name, part) for part in parts]
@@ -111,6 +113,17 @@ def _pack_all(
     memory.close()
     directory.total = memory.total
     return directory, memory
+
+
+def _read_ahead(weights: Weights, names: list[str], threads: int) -> Iterator[tuple[str, tuple[Weight, ...]]]:
+    """The parameters in order, ``threads`` of them being read while the caller has one."""
+    with ThreadPoolExecutor(threads, thread_name_prefix="octavo-read") as readers:
+        coming = deque(readers.submit(weights.__getitem__, name) for name in names[:threads])
+        for index, name in enumerate(names):
+            parts = coming.popleft().result()
+            if index + threads < len(names):
+                coming.append(readers.submit(weights.__getitem__, names[index + threads]))
+            yield name, parts
 
 
 def _check_shape(name: str, parts: list[tuple[int, ...]], wanted: tuple[int, ...]) -> None:
