@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from octavo.args.engine_args import engine_config_from_kwargs
@@ -36,3 +39,15 @@ def test_a_model_that_is_nowhere_is_named(tmp_path: object) -> None:
     missing = f"{tmp_path}/nothing.gguf"
     with pytest.raises(ModelNotFound, match=r"nothing\.gguf"):
         resolve_engine_config(engine_config_from_kwargs(model=missing), None)
+
+
+def test_packed_weights_lie_beside_the_models_unless_told_otherwise(smollm2_path: str, tmp_path: Path) -> None:
+    def folder(**settings: Any) -> str | None:
+        config = resolve_engine_config(engine_config_from_kwargs(model=smollm2_path, **settings), None)
+        assert resolve_engine_config(config, None) == config
+        return config.backend.weights_cache_dir
+
+    assert folder(cache_dir=str(tmp_path)) == str(tmp_path / "packed")
+    assert folder(cache_dir=str(tmp_path), weights_cache_dir="elsewhere") == "elsewhere"
+    assert folder(weights_cache=False) is None
+    assert folder(weights_cache=False, weights_cache_dir="elsewhere") is None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ from safetensors.torch import load_file, save_file
 from octavo.config import ModelConfig
 from octavo.exceptions import FormatError, ModelError, ModelNotFound, UnsupportedModel
 from octavo.model_loader import LoadedModel, inspect_model, load_model
-from octavo.quantization.base import stack_dequantized
+from octavo.model_loader.gguf import GGUFCheckpoint
+from octavo.quantization.base import Weight, owners, stack_dequantized
 from tests.formats.gguf_writer import write_gguf
 from tests.model_loader.checkpoints import metadata, tensors, write
 from tests.models.tiny import Sequence, prepare, random_ids, reference_logits, save, step
@@ -206,3 +209,64 @@ def test_gguf_metadata_that_does_not_fit(tmp_path: Path, changes: dict[str, Any]
 def test_absent_path(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match="absent"):
         load_model(ModelConfig(model=str(tmp_path / "absent")))
+
+
+def test_tensors_are_read_when_asked_for_and_until_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(tmp_path / "m.gguf", save(tmp_path, tie_word_embeddings=True), "llama", "F16")
+    reads: list[str] = []
+    load = GGUFCheckpoint.load
+
+    def counted(self: GGUFCheckpoint, name: str, dtype: Any) -> Weight:
+        reads.append(name)
+        return load(self, name, dtype)
+
+    monkeypatch.setattr(GGUFCheckpoint, "load", counted)
+    weights = load_model(ModelConfig(model=str(file))).weights
+    assert "lm_head" in weights
+    assert "absent" not in weights
+    assert owners(weights)["lm_head"] == "embed_tokens"
+    assert len(weights) == len(list(weights))
+    assert reads == []
+    first = weights["lm_head"]
+    assert weights["embed_tokens"] is first
+    assert reads == ["model.embed_tokens.weight"]
+    weights.release("lm_head")
+    again = weights["embed_tokens"]
+    assert again is not first
+    np.testing.assert_array_equal(stack_dequantized(again), stack_dequantized(first))
+
+
+def test_a_model_is_parsed_once_unless_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = save(tmp_path)
+    file = write(tmp_path / "m.gguf", model, "llama", "F32")
+    config, opened = ModelConfig(model=str(file)), []
+    init = GGUFCheckpoint.__init__
+
+    def counted(self: GGUFCheckpoint, path: str) -> None:
+        opened.append(path)
+        init(self, path)
+
+    monkeypatch.setattr(GGUFCheckpoint, "__init__", counted)
+    assert inspect_model(str(file), config) == load_model(config).info
+    assert len(opened) == 1
+    inspect_model(str(file), config)
+    write(file, model, "llama", "F16")
+    assert load_model(config).info.weights_format == "F16"
+    assert load_model(config).info.weights_format == "F16"  # what was kept is used once
+
+
+def test_the_identity_says_whether_the_files_are_the_same(tmp_path: Path) -> None:
+    file = write(tmp_path / "m.gguf", save(tmp_path), "llama", "F32")
+    config = ModelConfig(model=str(file))
+    before = load_model(config).weights.identity()
+    assert load_model(config).weights.identity() == before != ""
+    assert load_model(dataclasses.replace(config, dtype="bfloat16")).weights.identity() != before
+    times = file.stat().st_atime_ns, file.stat().st_mtime_ns
+    file.write_bytes(file.read_bytes())
+    os.utime(file, ns=times)
+    weights = load_model(config).weights
+    assert weights.identity() not in ("", before)
+    file.unlink()
+    assert weights.identity() == ""
+    folder = load_model(ModelConfig(model=str(tmp_path))).weights
+    assert {Path(source).name for source in folder.sources} == {"config.json", "model.safetensors"}
