@@ -196,6 +196,7 @@ void bind_program(nb::module_& m) {
 
 NB_MODULE(_kernels, m) {
   m.doc() = "Kernels, thread pool and programs of the CPU backend.";
+  nb::set_leak_warnings(false);  // an engine that lives until the interpreter ends is no leak
   octavo::bind_weights(m);
   octavo::bind_program(m);
   octavo::bind_linear(m);

@@ -242,7 +242,6 @@ def start_screen(config: EngineConfig, state: ServerState, url: str, seconds: fl
         ("version", octavo.__version__),
         ("model", f"{state.model_name} ({config.model.model})"),
         *info.facts.items(),
-        ("threads", str(config.backend.threads)),
         ("context", f"{info.max_model_len} tokens, {config.scheduler.max_num_seqs} requests a step"),
         (
             "KV cache",
