@@ -139,15 +139,19 @@ void bind_program(nb::module_& m) {
            [](Program* self, const Kernels& kernels, std::shared_ptr<ThreadPool> pool, int64_t tokens, int64_t rows,
               int64_t sequences, int64_t blocks_per_seq, int64_t blocks, int64_t block_size, int64_t vocab_size,
               int64_t max_position, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t layers,
-              int64_t arena_floats) {
+              int64_t arena_floats, bool int8_kv) {
              const StepLimits limits = {tokens, rows,       sequences,  blocks_per_seq,
                                         blocks, block_size, vocab_size, max_position};
              new (self) Program(*kernels.table, std::move(pool),
-                                {limits, {heads / kv_heads, kv_heads, head_dim}, layers, arena_floats});
+                                {limits,
+                                 {heads / kv_heads, kv_heads, head_dim},
+                                 layers,
+                                 arena_floats,
+                                 int8_kv ? KvFormat::kInt8 : KvFormat::kBf16});
            },
            "kernels"_a, "pool"_a, nb::kw_only(), "tokens"_a, "rows"_a, "sequences"_a, "blocks_per_seq"_a, "blocks"_a,
            "block_size"_a, "vocab_size"_a, "max_position"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "layers"_a,
-           "arena_floats"_a)
+           "arena_floats"_a, "int8_kv"_a = false)
       .def("add_weights",
            [](Program& p, std::vector<LinearPart> parts, uintptr_t bias) {
              return p.add_weights(std::move(parts), pointer<float>(bias));

@@ -4,7 +4,7 @@
 // result does not depend on how the step was cut into tasks.
 #include <string.h>
 
-#include "kernels/attention_tile.h"
+#include "kernels/attention_write.h"
 #include "kernels/exports.h"
 
 namespace octavo::OCTAVO_ISA {
@@ -20,9 +20,11 @@ struct Tile {
   float* next;        // [state_size]
   float* top;         // [rows]
   float* rescale;     // [rows]
-  uint16_t* q;        // [rows, padded_dim]
-  uint16_t* weights;  // [rows, 64]
-  uint16_t* tail;     // one tile of values
+  float* q_scales;    // [rows]: makes scores of products
+  float* w_scales;    // [rows]: of the weights, if int16
+  uint16_t* q;        // [rows, padded_dim]: bf16 or int16
+  uint16_t* weights;  // [rows, 64]: bf16 or int16
+  uint16_t* tail;     // one tile of bf16 values
 };
 
 /// Lays a tile out in memory at `scratch` and returns the bytes it takes; null: only counts.
@@ -41,6 +43,8 @@ size_t lay_out(Tile& tile, char* scratch, int64_t rows, int64_t dim) {
   take(tile.next, state_size(padded));
   take(tile.top, rows);
   take(tile.rescale, rows);
+  take(tile.q_scales, rows);
+  take(tile.w_scales, rows);
   take(tile.q, rows * padded);
   take(tile.weights, rows * kChunk);
   take(tile.tail, kSubBlock * padded);
@@ -64,22 +68,22 @@ float* output(const AttentionCall& call, const AttentionTask& task, int64_t row)
   return call.out + (task.token + row / call.group) * call.ldo + head * call.kv.head_dim;
 }
 
+constexpr float kLog2E = 1.44269504f;
+
+template <class Kv>
 void load_queries(const AttentionCall& call, const AttentionTask& task, Tile& tile) {
   for (int64_t row = 0; row < tile.rows; row++) {
-    const float* q = query(call, task, row);
     uint16_t* to = tile.q + row * tile.padded_dim;
-    int64_t d = 0;
-    for (; d + kLanes <= tile.dim; d += kLanes) store_bf16(to + d, load(q + d));
-    for (; d < tile.dim; d++) to[d] = to_bf16(q[d]);
-    for (; d < tile.padded_dim; d++) to[d] = 0;
+    const float scale = load_query(Kv{}, query(call, task, row), tile.dim, tile.padded_dim, to);
+    tile.q_scales[row] = scale * (call.scale * kLog2E);
   }
 }
 
 /// The tiles of keys and values of one chunk; key tiles beyond the last are repeats whose scores are masked.
 struct ChunkTiles {
   int64_t count;
-  const uint16_t* keys[kChunkTiles];
-  const uint16_t* values[kChunkTiles];
+  const char* keys[kChunkTiles];
+  const char* values[kChunkTiles];
 };
 
 /// Values of the last `kSubBlock - valid` tokens as zeros: memory that was never written, or belonged to another
@@ -92,8 +96,7 @@ void copy_valid_values(const uint16_t* from, int64_t valid, int64_t padded_dim, 
   for (int64_t d = 0; d < padded_dim; d++) to[pair + 2 * d] = from[pair + 2 * d];
 }
 
-ChunkTiles find_tiles(const AttentionCall& call, const AttentionTask& task, int64_t first_key, int64_t end_key,
-                      const Tile& tile) {
+ChunkTiles find_tiles(const AttentionCall& call, const AttentionTask& task, int64_t first_key, int64_t end_key) {
   const KvLayer& kv = call.kv;
   const int32_t* table = call.block_tables + task.sequence * call.blocks_per_seq;
   ChunkTiles tiles;
@@ -105,44 +108,76 @@ ChunkTiles find_tiles(const AttentionCall& call, const AttentionTask& task, int6
     tiles.keys[j] = kv.keys + offset;
     tiles.values[j] = kv.values + offset;
   }
-  const int64_t last_valid = end_key - first_key - (tiles.count - 1) * kSubBlock;
-  if (last_valid < kSubBlock) {
-    copy_valid_values(tiles.values[tiles.count - 1], last_valid, tile.padded_dim, tile.tail);
-    tiles.values[tiles.count - 1] = tile.tail;
-  }
   return tiles;
 }
 
-void attend_chunk(const AttentionCall& call, const AttentionTask& task, int64_t first_key, int64_t end_key,
-                  Tile& tile) {
-  const ChunkTiles tiles = find_tiles(call, task, first_key, end_key, tile);
-  for (int64_t row = 0; row < tile.rows; row += kBlockRows) {
-    const int64_t rows = min_of(kBlockRows, tile.rows - row);
-    kScoreRows[rows - 1](tile.q + row * tile.padded_dim, tile.dim, tile.padded_dim, tiles.keys, call.scale,
-                         tile.scores + row * kChunk);
+/// Puts a clean copy in the place of a last tile of bf16 values that is not full.
+void replace_tail(ChunkTiles& tiles, int64_t keys, const Tile& tile) {
+  const int64_t last_valid = keys - (tiles.count - 1) * kSubBlock;
+  if (last_valid >= kSubBlock) return;
+  const char*& last = tiles.values[tiles.count - 1];
+  copy_valid_values(numbers<Bf16Kv>(last), last_valid, tile.padded_dim, tile.tail);
+  last = reinterpret_cast<const char*>(tile.tail);
+}
+
+/// The online softmax of all rows over a chunk: scores become weights, and `rescale` the factors by which what was
+/// summed before shrinks.
+template <class Kv>
+void soften(const AttentionTask& task, int64_t group, int64_t first_key, const ChunkTiles& tiles, Tile& tile) {
+  const int64_t first_visible = task.position + 1 - first_key;
+  auto visible = [&](int64_t row) { return max_of(0, min_of(first_visible + row / group, kChunk)); };
+  for (int64_t row = 0; row < tile.rows; row++) {
+    const float before = tile.top[row];
+    tile.top[row] = greatest_score(tile.scores + row * kChunk, visible(row), before);
+    tile.rescale[row] = before - tile.top[row];
+  }
+  for (int64_t row = 0; row < tile.rows; row += kLanes) {  // arrays of rows are padded to whole vectors
+    store(tile.rescale + row, power_of_two(load(tile.rescale + row)));
   }
   for (int64_t row = 0; row < tile.rows; row++) {
-    const int64_t visible = task.position + row / call.group + 1 - first_key;
-    tile.rescale[row] = soften_row(tile.scores + row * kChunk, max_of(0, min_of(visible, kChunk)), tile.top + row,
-                                   tile.lane_sums + row * kLanes, tile.weights + row * kChunk);
+    weigh(Kv{}, tile.scores + row * kChunk, visible(row), tile.top[row], tile.rescale[row], tiles.values,
+          tile.padded_dim, tile.lane_sums + row * kLanes, tile.weights + row * kChunk, tile.w_scales + row);
   }
-  for (int64_t column = 0; column < tile.padded_dim; column += 4 * kLanes) {
-    const int64_t vectors = min_of(4, (tile.padded_dim - column) / kLanes);
+}
+
+/// `next`: the chunk whose tiles are fetched meanwhile, null: none.
+template <class Kv>
+void attend_chunk(const AttentionCall& call, const AttentionTask& task, int64_t first_key, ChunkTiles& tiles,
+                  const ChunkTiles* next, int64_t end_key, Tile& tile) {
+  const int64_t padded = tile.padded_dim;
+  for (int64_t row = 0; row < tile.rows; row += kBlockRows) {
+    const int64_t rows = min_of(kBlockRows, tile.rows - row);
+    kScoreRows<Kv>[rows - 1](tile.q + row * padded, tile.dim, padded, tiles.keys,
+                             next && row == 0 ? next->keys : nullptr, tile.q_scales + row, tile.scores + row * kChunk);
+  }
+  soften<Kv>(task, call.group, first_key, tiles, tile);
+  if (Kv::kFormat == KvFormat::kBf16) replace_tail(tiles, min_of(end_key - first_key, kChunk), tile);
+  for (int64_t column = 0; column < padded; column += 4 * kLanes) {
+    const int64_t vectors = min_of(4, (padded - column) / kLanes);
     for (int64_t row = 0; row < tile.rows; row += kBlockRows) {
       const int64_t rows = min_of(kBlockRows, tile.rows - row);
-      kAccumulateRows[rows - 1][vectors - 1](tile.weights + row * kChunk, tiles.values, tiles.count, column,
-                                             tile.padded_dim, tile.rescale + row, tile.sums + row * tile.padded_dim);
+      kAccumulateRows<Kv>[rows - 1][vectors - 1](tile.weights + row * kChunk, tiles.values,
+                                                 next && row == 0 ? next->values : nullptr, tiles.count, column, padded,
+                                                 tile.rescale + row, tile.w_scales + row, tile.sums + row * padded);
     }
   }
 }
 
 /// Leaves the state of all rows over the keys of one partition in the tile.
+template <class Kv>
 void attend_partition(const AttentionCall& call, const AttentionTask& task, int64_t partition, Tile& tile) {
   memset(tile.sums, 0, tile.rows * tile.padded_dim * sizeof(float));
   memset(tile.lane_sums, 0, tile.rows * kLanes * sizeof(float));
   for (int64_t row = 0; row < tile.rows; row++) tile.top[row] = kLowest;
-  const int64_t end = min_of((partition + 1) * kPartition, task.position + task.tokens);
-  for (int64_t key = partition * kPartition; key < end; key += kChunk) attend_chunk(call, task, key, end, tile);
+  const int64_t all_keys = task.position + task.tokens, end = min_of((partition + 1) * kPartition, all_keys);
+  const int64_t fetched_end = task.partition == kWhole ? all_keys : end;
+  ChunkTiles tiles = find_tiles(call, task, partition * kPartition, end), next;
+  for (int64_t key = partition * kPartition; key < end; key += kChunk) {
+    const bool more = key + kChunk < fetched_end;
+    if (more) next = find_tiles(call, task, key + kChunk, fetched_end);
+    attend_chunk<Kv>(call, task, key, tiles, more ? &next : nullptr, end, tile);
+    tiles = next;
+  }
 }
 
 void export_state(const Tile& tile, int64_t row, float* state) {
@@ -155,7 +190,7 @@ void export_state(const Tile& tile, int64_t row, float* state) {
 void merge_state(float* state, const float* next, int64_t padded_dim) {
   const float a = state[padded_dim], b = next[padded_dim];
   const float top = a < b ? b : a;
-  const float keep = exponential(splat(a - top))[0], take = exponential(splat(b - top))[0];
+  const float keep = power_of_two(splat(a - top))[0], take = power_of_two(splat(b - top))[0];
   for (int64_t d = 0; d < padded_dim; d += kLanes) {
     store(state + d, multiply_add(load(next + d), splat(take), load(state + d) * keep));
   }
@@ -175,11 +210,12 @@ int64_t partitions_of(const AttentionTask& task, int64_t row, int64_t group) {
   return (task.position + row / group) / kPartition + 1;
 }
 
+template <class Kv>
 void attend_whole(const AttentionCall& call, const AttentionTask& task, Tile& tile) {
   const int64_t size = state_size(tile.padded_dim);
   const int64_t partitions = partitions_of(task, tile.rows - 1, call.group);
   for (int64_t partition = 0; partition < partitions; partition++) {
-    attend_partition(call, task, partition, tile);
+    attend_partition<Kv>(call, task, partition, tile);
     for (int64_t row = 0; row < tile.rows; row++) {
       if (partition >= partitions_of(task, row, call.group)) continue;
       export_state(tile, row, partition == 0 ? tile.state + row * size : tile.next);
@@ -191,18 +227,27 @@ void attend_whole(const AttentionCall& call, const AttentionTask& task, Tile& ti
   }
 }
 
-void attend(const AttentionCall& call, const AttentionTask& task, void* scratch) {
+template <class Kv>
+void attend_as(const AttentionCall& call, const AttentionTask& task, void* scratch) {
   Tile tile;
   lay_out(tile, static_cast<char*>(scratch), task.tokens * call.group, call.kv.head_dim);
-  load_queries(call, task, tile);
+  load_queries<Kv>(call, task, tile);
   if (task.partition == kWhole) {
-    attend_whole(call, task, tile);
+    attend_whole<Kv>(call, task, tile);
     return;
   }
   const int64_t size = state_size(tile.padded_dim);
-  attend_partition(call, task, task.partition, tile);
+  attend_partition<Kv>(call, task, task.partition, tile);
   float* states = call.partials + task.partial + task.partition * tile.rows * size;
   for (int64_t row = 0; row < tile.rows; row++) export_state(tile, row, states + row * size);
+}
+
+void attend(const AttentionCall& call, const AttentionTask& task, void* scratch) {
+  if (call.kv.format == KvFormat::kInt8) {
+    attend_as<Int8Kv>(call, task, scratch);
+  } else {
+    attend_as<Bf16Kv>(call, task, scratch);
+  }
 }
 
 void merge(const AttentionCall& call, const AttentionTask& task) {
@@ -217,36 +262,11 @@ void merge(const AttentionCall& call, const AttentionTask& task) {
   }
 }
 
-/// One head's K or V of a token: 16 numbers from x as bf16, zeros after the last.
-OCTAVO_INLINE void convert_lanes(const float* x, int64_t n, uint16_t* to) {
-  store_bf16(to, n >= kLanes ? load(x) : load_partial(x, n));
-}
-
-/// A token's place in a tile of keys: pairs of dimensions lie 16 tokens apart.
-void write_key(const float* k, int64_t head_dim, uint16_t* to) {
-  alignas(64) uint16_t half[kLanes];
-  for (int64_t d = 0; d < head_dim; d += kLanes) {
-    convert_lanes(k + d, head_dim - d, half);
-    for (int64_t i = 0; i < kLanes; i += 2) memcpy(to + (d + i) * kSubBlock, half + i, 2 * sizeof(uint16_t));
-  }
-}
-
-/// A token's place in a tile of values: dimensions lie one token apart.
-void write_value(const float* v, int64_t head_dim, uint16_t* to) {
-  alignas(64) uint16_t half[kLanes];
-  for (int64_t d = 0; d < head_dim; d += kLanes) {
-    convert_lanes(v + d, head_dim - d, half);
-    for (int64_t i = 0; i < kLanes; i++) to[2 * (d + i)] = half[i];
-  }
-}
-
 void write_kv(const KvLayer& kv, int64_t slot, const float* k, const float* v) {
-  const int64_t block = slot / kv.block_size, in_block = slot % kv.block_size;
-  const int64_t token = in_block % kSubBlock, padded = padded_dim(kv);
-  for (int64_t head = 0; head < kv.kv_heads; head++, k += kv.head_dim, v += kv.head_dim) {
-    const int64_t offset = tile_offset(kv, block, in_block / kSubBlock, head);
-    write_key(k, kv.head_dim, kv.keys + offset + 2 * token);
-    write_value(v, kv.head_dim, kv.values + offset + token / 2 * 2 * padded + token % 2);
+  if (kv.format == KvFormat::kInt8) {
+    write_token<Int8Kv>(kv, slot, k, v);
+  } else {
+    write_token<Bf16Kv>(kv, slot, k, v);
   }
 }
 

@@ -1,7 +1,8 @@
 // The inner loops of attention: a few query rows against one chunk of keys.
 //
 // A row's arithmetic is the same in every tile: one accumulator per (row, key) for scores, one per (row, dimension)
-// for values, both running in order; so decode, prefill and any chunking agree bit for bit.
+// for values, both running in order; so decode, prefill and any chunking agree bit for bit. Scores are in units of
+// log 2: the softmax is one of powers of two.
 #pragma once
 
 #include "kernels/simd.h"
@@ -12,18 +13,48 @@ namespace octavo::OCTAVO_ISA {
 inline constexpr int64_t kChunkTiles = kChunk / kSubBlock;
 inline constexpr int64_t kBlockRows = 6;  // rows whose accumulators (4 vectors each) fit the registers
 inline constexpr float kLowest = -1e30f;  // stands for minus infinity, without its NaNs
+inline constexpr float kMostInt16 = 32767.0f;
 
 static_assert(kTileRows % kBlockRows == 0 && kPartition % kChunk == 0);
 
-/// scores[r][0 .. 63] = scale * (q[r] . keys); the four tiles hold 16 keys each.
-template <int Rows>
-static void score_rows(const uint16_t* q, int64_t dim, int64_t padded_dim, const uint16_t* const* tiles, float scale,
-                       float* scores) {
-  f32x16 acc[Rows][kChunkTiles] = {};
+/// KV in bfloat16: queries and weights are bfloat16, sums float32.
+struct Bf16Kv {
+  static constexpr KvFormat kFormat = KvFormat::kBf16;
+  typedef uint16_t Number;
+  typedef f32x16 Sum;
+};
+
+/// KV in int8: queries and weights are int16 with a scale per row, sums are exact in int32 (up to head_dim 512).
+struct Int8Kv {
+  static constexpr KvFormat kFormat = KvFormat::kInt8;
+  typedef int8_t Number;
+  typedef i32x16 Sum;
+};
+
+template <class Kv>
+OCTAVO_INLINE const typename Kv::Number* numbers(const char* tile) {
+  return reinterpret_cast<const typename Kv::Number*>(tile);
+}
+
+/// The scales of an int8 tile's 16 tokens.
+OCTAVO_INLINE const float* token_scales(const char* tile, int64_t padded_dim) {
+  return reinterpret_cast<const float*>(tile + padded_dim * kSubBlock);
+}
+
+/// scores[r][0 .. 63] = scales[r] * (q[r] . keys); the four tiles hold 16 keys each. Fetches the tiles of `next`,
+/// unless it is null, line by line as it goes.
+template <class Kv, int Rows>
+static void score_rows(const uint16_t* q, int64_t dim, int64_t padded_dim, const char* const* tiles,
+                       const char* const* next, const float* scales, float* scores) {
+  typename Kv::Sum acc[Rows][kChunkTiles] = {};
   for (int64_t d = 0; d < dim; d += 2) {
     u32x16 keys[kChunkTiles];
 #pragma GCC unroll 4
-    for (int j = 0; j < kChunkTiles; j++) keys[j] = load_pairs(tiles[j] + d * kSubBlock);
+    for (int j = 0; j < kChunkTiles; j++) keys[j] = load_pairs(numbers<Kv>(tiles[j]) + d * kSubBlock);
+    if (next) {
+#pragma GCC unroll 4
+      for (int j = 0; j < kChunkTiles; j++) __builtin_prefetch(numbers<Kv>(next[j]) + d * kSubBlock);
+    }
 #pragma GCC unroll 6
     for (int r = 0; r < Rows; r++) {
       const u32x16 pair = splat_pair(q + r * padded_dim + d);
@@ -34,26 +65,43 @@ static void score_rows(const uint16_t* q, int64_t dim, int64_t padded_dim, const
 #pragma GCC unroll 6
   for (int r = 0; r < Rows; r++) {
 #pragma GCC unroll 4
-    for (int j = 0; j < kChunkTiles; j++) store(scores + r * kChunk + j * kLanes, acc[r][j] * scale);
+    for (int j = 0; j < kChunkTiles; j++) {
+      f32x16 score;
+      if constexpr (Kv::kFormat == KvFormat::kInt8) {
+        score = to_float(acc[r][j]) * load(token_scales(tiles[j], padded_dim)) * scales[r];
+      } else {
+        score = acc[r][j] * scales[r];
+      }
+      store(scores + r * kChunk + j * kLanes, score);
+    }
   }
 }
 
-/// sums[r][0 .. 16 * Vectors) = rescale[r] * itself + weights[r] . values, over `num_tiles` tiles of 16 keys.
-template <int Rows, int Vectors>
-static void accumulate_rows(const uint16_t* weights, const uint16_t* const* tiles, int64_t num_tiles, int64_t column,
-                            int64_t padded_dim, const float* rescale, float* sums) {
-  f32x16 acc[Rows][Vectors];
+/// sums[r][0 .. 16 * Vectors) = rescale[r] * itself + scales[r] * (weights[r] . values), over `num_tiles` tiles of 16
+/// keys; scales are those of int16 weights. Fetches like score_rows.
+template <class Kv, int Rows, int Vectors>
+static void accumulate_rows(const uint16_t* weights, const char* const* tiles, const char* const* next,
+                            int64_t num_tiles, int64_t column, int64_t padded_dim, const float* rescale,
+                            const float* scales, float* sums) {
+  typename Kv::Sum acc[Rows][Vectors] = {};
+  if constexpr (Kv::kFormat == KvFormat::kBf16) {
 #pragma GCC unroll 6
-  for (int r = 0; r < Rows; r++) {
+    for (int r = 0; r < Rows; r++) {
 #pragma GCC unroll 4
-    for (int v = 0; v < Vectors; v++) acc[r][v] = load(sums + r * padded_dim + column + v * kLanes) * rescale[r];
+      for (int v = 0; v < Vectors; v++) acc[r][v] = load(sums + r * padded_dim + column + v * kLanes) * rescale[r];
+    }
   }
   for (int64_t tile = 0; tile < num_tiles; tile++) {
-    const uint16_t* values = tiles[tile] + 2 * column;
+    const typename Kv::Number* values = numbers<Kv>(tiles[tile]) + 2 * column;
+    const typename Kv::Number* ahead = next ? numbers<Kv>(next[tile]) + 2 * column : nullptr;
     for (int64_t pair = 0; pair < kSubBlock / 2; pair++, values += 2 * padded_dim) {
       u32x16 value[Vectors];
 #pragma GCC unroll 4
       for (int v = 0; v < Vectors; v++) value[v] = load_pairs(values + 2 * v * kLanes);
+      if (ahead) {
+#pragma GCC unroll 4
+        for (int v = 0; v < Vectors; v++) __builtin_prefetch(ahead + 2 * (pair * padded_dim + v * kLanes));
+      }
 #pragma GCC unroll 6
       for (int r = 0; r < Rows; r++) {
         const u32x16 weight = splat_pair(weights + r * kChunk + tile * kSubBlock + 2 * pair);
@@ -65,52 +113,98 @@ static void accumulate_rows(const uint16_t* weights, const uint16_t* const* tile
 #pragma GCC unroll 6
   for (int r = 0; r < Rows; r++) {
 #pragma GCC unroll 4
-    for (int v = 0; v < Vectors; v++) store(sums + r * padded_dim + column + v * kLanes, acc[r][v]);
+    for (int v = 0; v < Vectors; v++) {
+      float* sum = sums + r * padded_dim + column + v * kLanes;
+      if constexpr (Kv::kFormat == KvFormat::kInt8) {
+        store(sum, multiply_add(to_float(acc[r][v]), splat(scales[r]), load(sum) * rescale[r]));
+      } else {
+        store(sum, acc[r][v]);
+      }
+    }
   }
 }
 
-typedef void (*ScoreRows)(const uint16_t*, int64_t, int64_t, const uint16_t* const*, float, float*);
-typedef void (*AccumulateRows)(const uint16_t*, const uint16_t* const*, int64_t, int64_t, int64_t, const float*,
-                               float*);
+typedef void (*ScoreRows)(const uint16_t*, int64_t, int64_t, const char* const*, const char* const*, const float*,
+                          float*);
+typedef void (*AccumulateRows)(const uint16_t*, const char* const*, const char* const*, int64_t, int64_t, int64_t,
+                               const float*, const float*, float*);
 
-inline constexpr ScoreRows kScoreRows[kBlockRows] = {score_rows<1>, score_rows<2>, score_rows<3>,
-                                                     score_rows<4>, score_rows<5>, score_rows<6>};
+template <class Kv>
+inline constexpr ScoreRows kScoreRows[kBlockRows] = {score_rows<Kv, 1>, score_rows<Kv, 2>, score_rows<Kv, 3>,
+                                                     score_rows<Kv, 4>, score_rows<Kv, 5>, score_rows<Kv, 6>};
 
-#define OCTAVO_BY_VECTORS(rows) \
-  { accumulate_rows<rows, 1>, accumulate_rows<rows, 2>, accumulate_rows<rows, 3>, accumulate_rows<rows, 4> }
+#define OCTAVO_BY_VECTORS(rows)                                                                            \
+  {                                                                                                        \
+    accumulate_rows<Kv, rows, 1>, accumulate_rows<Kv, rows, 2>, accumulate_rows<Kv, rows, 3>,              \
+        accumulate_rows<Kv, rows, 4>                                                                       \
+  }
+template <class Kv>
 inline constexpr AccumulateRows kAccumulateRows[kBlockRows][4] = {
     OCTAVO_BY_VECTORS(1), OCTAVO_BY_VECTORS(2), OCTAVO_BY_VECTORS(3),
     OCTAVO_BY_VECTORS(4), OCTAVO_BY_VECTORS(5), OCTAVO_BY_VECTORS(6),
 };
 #undef OCTAVO_BY_VECTORS
 
-/// One row's online softmax over a chunk of which the first `visible` (0 .. 64) keys count: turns scores into bf16
-/// weights, and returns the factor by which what was summed before shrinks. A chunk without visible keys changes
-/// nothing: the factor is exactly 1 and all weights are 0.
-OCTAVO_INLINE float soften_row(float* scores, int64_t visible, float* greatest_score, float* lane_sums,
-                               uint16_t* weights) {
+OCTAVO_INLINE i32x16 seen_lanes(int tile, int64_t visible) {
   const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  const f32x16 lowest = splat(kLowest);
-  f32x16 score[kChunkTiles], top = splat(*greatest_score);
+  return lane + tile * 16 < static_cast<int32_t>(visible);
+}
+
+/// The greatest of `top` and the first `visible` (0 .. 64) scores; scores beyond become kLowest.
+OCTAVO_INLINE float greatest_score(float* scores, int64_t visible, float top) {
+  f32x16 most = splat(top);
 #pragma GCC unroll 4
   for (int j = 0; j < kChunkTiles; j++) {
-    const i32x16 seen = lane + j * 16 < static_cast<int32_t>(visible);
-    score[j] = seen ? load(scores + j * kLanes) : lowest;
-    top = maximum(score[j], top);
+    f32x16 score = load(scores + j * kLanes);
+    if (visible < kChunk) {
+      score = seen_lanes(j, visible) ? score : splat(kLowest);
+      store(scores + j * kLanes, score);
+    }
+    most = maximum(score, most);
   }
-  const float new_top = greatest(top);
-  const float factor = exponential(splat(*greatest_score - new_top))[0];
-  f32x16 total = load(lane_sums) * factor;
+  return greatest(most);
+}
+
+/// Weights of a chunk from a row's scores, of which the first `visible` count: added to `lane_sums`, which shrinks by
+/// `rescale` before, and written as bf16. A chunk without visible keys changes nothing: its weights are 0.
+OCTAVO_INLINE void weigh(Bf16Kv, const float* scores, int64_t visible, float top, float rescale, const char* const*,
+                         int64_t, float* lane_sums, uint16_t* weights, float*) {
+  f32x16 total = load(lane_sums) * rescale;
 #pragma GCC unroll 4
   for (int j = 0; j < kChunkTiles; j++) {
-    const i32x16 seen = lane + j * 16 < static_cast<int32_t>(visible);
-    const f32x16 weight = seen ? exponential(score[j] - new_top) : f32x16{};
+    f32x16 weight = power_of_two(load(scores + j * kLanes) - top);
+    if (visible < kChunk) weight = seen_lanes(j, visible) ? weight : f32x16{};
     total += weight;
     store_bf16(weights + j * kSubBlock, weight);
   }
   store(lane_sums, total);
-  *greatest_score = new_top;
-  return factor;
+}
+
+/// The same for int8 values: weights are multiplied by their values' scales and written as int16 of a common scale.
+OCTAVO_INLINE void weigh(Int8Kv, const float* scores, int64_t visible, float top, float rescale,
+                         const char* const* values, int64_t padded_dim, float* lane_sums, uint16_t* weights,
+                         float* weight_scale) {
+  f32x16 scaled[kChunkTiles], total = load(lane_sums) * rescale, most = {};
+#pragma GCC unroll 4
+  for (int j = 0; j < kChunkTiles; j++) {
+    f32x16 weight = power_of_two(load(scores + j * kLanes) - top);
+    scaled[j] = weight * load(token_scales(values[j], padded_dim));
+    if (visible < kChunk) {
+      weight = seen_lanes(j, visible) ? weight : f32x16{};
+      scaled[j] = seen_lanes(j, visible) ? scaled[j] : f32x16{};  // scales beyond may be anything
+    }
+    total += weight;
+    most = maximum(scaled[j], most);
+  }
+  store(lane_sums, total);
+  const float top_weight = greatest(most);
+  const float inverse = top_weight > 1e-30f ? kMostInt16 / top_weight : 0.0f;
+#pragma GCC unroll 4
+  for (int j = 0; j < kChunkTiles; j++) {
+    const u16x16 half = __builtin_convertvector((u32x16)to_int(scaled[j] * inverse), u16x16);
+    memcpy(weights + j * kSubBlock, &half, sizeof half);
+  }
+  *weight_scale = top_weight * (1.0f / kMostInt16);
 }
 
 }  // namespace octavo::OCTAVO_ISA

@@ -16,6 +16,8 @@ namespace octavo::OCTAVO_ISA {
 typedef float f32x16 __attribute__((vector_size(64)));
 typedef int32_t i32x16 __attribute__((vector_size(64)));
 typedef uint32_t u32x16 __attribute__((vector_size(64)));  // also: sixteen pairs of bfloat16
+typedef int16_t i16x32 __attribute__((vector_size(64)));
+typedef int8_t i8x32 __attribute__((vector_size(32)));
 typedef uint16_t u16x16 __attribute__((vector_size(32)));  // sixteen bfloat16
 
 inline constexpr int64_t kLanes = 16;
@@ -68,7 +70,13 @@ OCTAVO_INLINE f32x16 multiply_add(f32x16 a, f32x16 b, f32x16 c) {
 }
 
 /// max(a, b); NaN in a wins.
-OCTAVO_INLINE f32x16 maximum(f32x16 a, f32x16 b) { return a < b ? b : a; }
+OCTAVO_INLINE f32x16 maximum(f32x16 a, f32x16 b) {
+#if defined(__AVX512F__)
+  return (f32x16)_mm512_max_ps((__m512)b, (__m512)a);
+#else
+  return a < b ? b : a;
+#endif
+}
 
 /// Sum over the lanes as a fixed tree.
 OCTAVO_INLINE float sum(f32x16 v) {
@@ -101,6 +109,37 @@ OCTAVO_INLINE f32x16 dot_pairs(f32x16 acc, u32x16 a, u32x16 b) {
   const f32x16 low = multiply_add((f32x16)(a << 16), (f32x16)(b << 16), acc);
   return multiply_add((f32x16)(a & 0xffff0000u), (f32x16)(b & 0xffff0000u), low);
 #endif
+}
+
+/// acc + a.low * b.low + a.high * b.high, lane by lane, on pairs of int16; exact while nothing overflows.
+OCTAVO_INLINE i32x16 dot_pairs(i32x16 acc, u32x16 a, u32x16 b) {
+#if defined(__AVX512VNNI__)
+  return (i32x16)_mm512_dpwssd_epi32((__m512i)acc, (__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+  __m256i x[2], y[2], z[2];
+  memcpy(x, &a, sizeof x), memcpy(y, &b, sizeof y), memcpy(z, &acc, sizeof z);
+  for (int i = 0; i < 2; i++) z[i] = _mm256_add_epi32(z[i], _mm256_madd_epi16(x[i], y[i]));
+  memcpy(&acc, z, sizeof z);
+  return acc;
+#else
+  const i32x16 low = ((i32x16)(a << 16) >> 16) * ((i32x16)(b << 16) >> 16);
+  return acc + low + ((i32x16)a >> 16) * ((i32x16)b >> 16);
+#endif
+}
+
+/// Sixteen pairs of int8 as pairs of int16.
+OCTAVO_INLINE u32x16 load_pairs(const int8_t* p) {
+  i8x32 v;
+  memcpy(&v, p, sizeof v);
+  return (u32x16)__builtin_convertvector(v, i16x32);
+}
+
+OCTAVO_INLINE f32x16 to_float(i32x16 v) { return __builtin_convertvector(v, f32x16); }
+
+/// Nearest integer, ties to even; |v| < 2^22, anything for NaN.
+OCTAVO_INLINE i32x16 to_int(f32x16 v) {
+  const f32x16 shifted = v + 12582912.0f;  // 1.5 * 2^23: the integer sits in the low bits of the mantissa
+  return (i32x16)shifted - 0x4b400000;
 }
 
 /// Nearest bfloat16, ties to even.
@@ -144,6 +183,20 @@ OCTAVO_INLINE f32x16 exponential(f32x16 x) {
   p = multiply_add(p, r * r, r) + 1.0f;
   const i32x16 exponent = (i32x16)shifted << 23;  // the integer sits in the low bits of the mantissa
   return (f32x16)((i32x16)p + exponent);
+}
+
+/// 2^x for x <= 0 with a relative error below 3e-7; exactly 1 at 0, about 1e-38 below -126; NaN stays NaN.
+OCTAVO_INLINE f32x16 power_of_two(f32x16 x) {
+  x = maximum(x, splat(-126.0f));
+  const f32x16 shifted = x + 12582912.0f;
+  const f32x16 r = x - (shifted - 12582912.0f);
+  f32x16 p = splat(1.32647e-3f);
+  p = multiply_add(p, r, splat(9.67151e-3f));
+  p = multiply_add(p, r, splat(5.550734e-2f));
+  p = multiply_add(p, r, splat(2.4022242e-1f));
+  p = multiply_add(p, r, splat(6.9314698e-1f));
+  p = multiply_add(p, r, splat(1.0f));
+  return (f32x16)((i32x16)p + ((i32x16)shifted << 23));
 }
 
 }  // namespace octavo::OCTAVO_ISA

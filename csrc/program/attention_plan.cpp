@@ -6,7 +6,7 @@ namespace octavo {
 
 namespace {
 
-constexpr int64_t kTasksPerThread = 4;                  // enough whole tasks to share out fairly
+constexpr int64_t kTasksPerThread = 4;  // a task larger than a share of this many a thread is split
 constexpr int64_t kMostPartialFloats = int64_t{4} << 20;  // beyond, splitting costs more memory than it is worth
 
 int64_t partitions(const AttentionTask& task) { return ceil_div(task.position + task.tokens, kPartition); }
@@ -32,14 +32,14 @@ void add_tiles(const Step& step, const AttentionShape& shape, std::vector<Attent
   }
 }
 
-/// Replaces whole tasks of several partitions by one task per partition and a merge.
-void split_tasks(const AttentionShape& shape, AttentionPlan& plan) {
+/// Replaces whole tasks of several partitions, where they cost more than `most`, by one task per partition and a merge.
+void split_tasks(const AttentionShape& shape, int64_t most, AttentionPlan& plan) {
   std::vector<AttentionTask> whole;
   whole.swap(plan.tasks);
   const int64_t size = state_size(round_up(shape.head_dim, kSubBlock));
   for (AttentionTask task : whole) {
     const int64_t count = partitions(task), floats = count * task.tokens * shape.group * size;
-    if (count == 1 || plan.partial_floats + floats > kMostPartialFloats) {
+    if (count == 1 || cost(task) <= most || plan.partial_floats + floats > kMostPartialFloats) {
       plan.tasks.push_back(task);
       continue;
     }
@@ -60,7 +60,11 @@ void plan_attention(const Step& step, const AttentionShape& shape, int threads, 
   plan.merges.clear();
   plan.partial_floats = 0;
   add_tiles(step, shape, plan.tasks);
-  if (threads > 1 && static_cast<int64_t>(plan.tasks.size()) < kTasksPerThread * threads) split_tasks(shape, plan);
+  if (threads > 1) {
+    int64_t all = 0;
+    for (const AttentionTask& task : plan.tasks) all += cost(task);
+    split_tasks(shape, all / (kTasksPerThread * threads), plan);
+  }
   std::stable_sort(plan.tasks.begin(), plan.tasks.end(),
                    [](const AttentionTask& a, const AttentionTask& b) { return cost(a) > cost(b); });
 }

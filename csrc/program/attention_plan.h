@@ -19,8 +19,8 @@ struct AttentionPlan {
   int64_t partial_floats = 0;         // memory for partial states
 };
 
-/// Makes the plan of a step in `plan`, reusing its memory. Tiles of up to kTileRows rows, whole when there are enough
-/// to keep the threads busy, else one task per partition of the keys. Results do not depend on the choice.
+/// Makes the plan of a step in `plan`, reusing its memory. Tiles of up to kTileRows rows; those that are too
+/// large a part of the step to be shared out fairly, one task per partition of the keys. Results do not depend on it.
 void plan_attention(const Step& step, const AttentionShape& shape, int threads, AttentionPlan& plan);
 
 }  // namespace octavo

@@ -12,14 +12,15 @@ namespace {
 
 constexpr int64_t kRowBlock = 16;  // rows that go through a phase's stages together
 
-int64_t numbers_per_layer(const Program::Shape& shape) {  // of keys, or of values, in one block
-  return shape.limits.block_size * shape.attention.kv_heads * round_up(shape.attention.head_dim, kSubBlock);
+int64_t bytes_per_layer(const Program::Shape& shape) {  // of keys, or of values, in one block
+  const int64_t tiles = shape.limits.block_size / kSubBlock * shape.attention.kv_heads;
+  return tiles * tile_bytes(shape.kv_format, shape.attention.head_dim);
 }
 
 /// Blocks lie a little more than their size apart: at a power of two, the same layer of all blocks would compete for
 /// the same sets of the caches.
 int64_t block_stride(const Program::Shape& shape) {
-  return 2 * shape.layers * numbers_per_layer(shape) + 33 * 32;
+  return 2 * shape.layers * bytes_per_layer(shape) + 33 * 64;
 }
 
 }  // namespace
@@ -27,7 +28,7 @@ int64_t block_stride(const Program::Shape& shape) {
 Program::Program(const KernelTable& kernels, std::shared_ptr<ThreadPool> pool, const Shape& shape)
     : kernels_(kernels), pool_(std::move(pool)), shape_(shape), block_stride_(block_stride(shape)) {
   arena_ = std::make_unique<Memory>(shape.arena_floats * sizeof(float));
-  cache_ = std::make_unique<Memory>(shape.limits.blocks * block_stride_ * sizeof(uint16_t));
+  cache_ = std::make_unique<Memory>(shape.limits.blocks * block_stride_);
   attention_.shape = shape.attention;
   attention_.scratch_bytes = kernels.attention->scratch_bytes(shape.attention.group, shape.attention.head_dim);
   attention_.scratch = std::make_unique<Memory>(attention_.scratch_bytes * pool_->threads());
@@ -35,10 +36,15 @@ Program::Program(const KernelTable& kernels, std::shared_ptr<ThreadPool> pool, c
 
 KvLayer Program::kv_layer(int64_t layer) const {
   if (layer < 0 || layer >= shape_.layers) throw std::invalid_argument("no layer " + std::to_string(layer));
-  const int64_t size = numbers_per_layer(shape_);
-  uint16_t* keys = cache_->at<uint16_t>(0) + 2 * layer * size;
-  return {keys,           keys + size, block_stride_, shape_.limits.block_size, shape_.attention.kv_heads,
-          shape_.attention.head_dim};
+  const int64_t size = bytes_per_layer(shape_);
+  char* keys = cache_->data() + 2 * layer * size;
+  return {keys,
+          keys + size,
+          block_stride_,
+          shape_.limits.block_size,
+          shape_.attention.kv_heads,
+          shape_.attention.head_dim,
+          shape_.kv_format};
 }
 
 int64_t Program::add_weights(std::vector<LinearPart> parts, const float* bias) {
@@ -222,8 +228,7 @@ void Program::copy_blocks(const std::vector<std::pair<int64_t, int64_t>>& pairs)
   }
   for (const auto& [source, destination] : pairs) {
     if (source == destination) continue;
-    std::memcpy(cache_->at<uint16_t>(0) + destination * block_stride_, cache_->at<uint16_t>(0) + source * block_stride_,
-                block_stride_ * sizeof(uint16_t));
+    std::memcpy(cache_->data() + destination * block_stride_, cache_->data() + source * block_stride_, block_stride_);
   }
 }
 

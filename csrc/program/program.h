@@ -22,6 +22,7 @@ class Program {
     AttentionShape attention;
     int64_t layers;
     int64_t arena_floats;
+    KvFormat kv_format;
   };
   /// Floats from the start of the arena, and floats between rows.
   using Place = std::pair<int64_t, int64_t>;
@@ -92,7 +93,7 @@ class Program {
   Shape shape_;
   std::unique_ptr<Memory> arena_;
   std::unique_ptr<Memory> cache_;  // [block][layer][keys, values], see kv_layer
-  int64_t block_stride_;           // numbers
+  int64_t block_stride_;           // bytes
   std::deque<std::vector<LinearPart>> parts_;
   std::deque<Linear> linears_;  // stages refer to them: a deque does not move its elements
   std::vector<Phase> phases_;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ from octavo.quantization.base import Weights
 
 Int32Array = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
+KVDtype = Literal["auto", "bfloat16", "int8"]  # auto: the backend's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class Limits:
     max_blocks_per_seq: int  # B, width of block_tables
     num_blocks: int  # including block 0, the null block
     block_size: int
+    kv_dtype: KVDtype = "auto"  # how K and V are stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +81,12 @@ class Backend(Protocol):
         """One line for the start-up screen: ISA and threads."""
         ...
 
-    def kv_element_size(self) -> int:
+    def kv_element_size(self, kv_dtype: KVDtype = "auto") -> int:
         """Bytes per number in the KV cache."""
+        ...
+
+    def kv_scale_size(self, kv_dtype: KVDtype = "auto") -> int:
+        """Bytes of the scale of one token's K, or V, of one head; 0 where numbers need none."""
         ...
 
     def prepare(self, program: Program, weights: Weights, limits: Limits) -> Runnable:

@@ -46,12 +46,14 @@ class Plan:
 def make_plan(config: EngineConfig, free_memory: int) -> Plan:
     """The plan of a resolved ``config`` on a machine with ``free_memory`` bytes. Raises ModelError."""
     info = inspect_model(config.model.model, config.model)
+    backend, kv_dtype = make_backend(config.backend), config.cache.kv_cache_dtype
     spec = KVCacheSpec(
         num_layers=info.num_layers,
         num_kv_heads=info.num_kv_heads,
         head_dim=info.head_dim,
-        element_size=make_backend(config.backend).kv_element_size(),
+        element_size=backend.kv_element_size(kv_dtype),
         block_size=config.cache.block_size,
+        scale_size=backend.kv_scale_size(kv_dtype),
     )
     limit = config.model.max_model_len or info.max_position
     wanted = (config.scheduler.max_num_seqs * -(-limit // spec.block_size) + 1) * spec.bytes_per_block
@@ -66,13 +68,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def lines_of(plan: Plan, name: str | None) -> list[str]:
     """The plan in words, without its table."""
     info, spec = plan.info, plan.spec
+    head = f"{spec.head_dim} x {spec.element_size} bytes"
+    if spec.scale_size:
+        head = f"({head} + {spec.scale_size} for the scale)"
     return [
         f"model      {name} ({info.architecture}, {info.num_layers} layers, {info.num_kv_heads} KV heads of "
         f"{info.head_dim}, context {plan.max_model_len})",
         f"machine    {cpu_name()}, {format_bytes(plan.free_memory)} free",
         f"weights    {format_bytes(info.weight_bytes)} as {info.weights_format}",
-        f"KV cache   {spec.bytes_per_token} bytes a token = 2 x {spec.element_size} bytes x {spec.num_layers} layers "
-        f"x {spec.num_kv_heads} KV heads x {spec.head_dim}",
+        f"KV cache   {spec.bytes_per_token} bytes a token = 2 x {spec.num_layers} layers x {spec.num_kv_heads} "
+        f"KV heads x {head}",
         f"           {format_bytes(plan.kv_memory)} hold {plan.num_blocks} blocks of {spec.block_size} = "
         f"{plan.num_tokens} tokens",
     ]

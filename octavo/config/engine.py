@@ -54,12 +54,17 @@ class CacheConfig:
 
     block_size: int = option(16, "tokens per KV block")
     kv_cache_memory: int | None = option(None, "bytes for KV blocks, e.g. 2GiB (default: from free memory)", size=True)
+    kv_cache_dtype: Literal["auto", "bfloat16", "int8"] = option(
+        "auto", "how K and V are kept: bfloat16, or int8 with a scale per token and head; auto is bfloat16"
+    )
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of equal prefixes")
 
     def __post_init__(self) -> None:
         _require(self.block_size in (16, 32, 64, 128), "block_size", self.block_size, "16, 32, 64 or 128")
         memory = self.kv_cache_memory
         _require(memory is None or 0 < memory < 2**50, "kv_cache_memory", memory, "positive, and less than 1 PiB")
+        known = ("auto", "bfloat16", "int8")
+        _require(self.kv_cache_dtype in known, "kv_cache_dtype", self.kv_cache_dtype, "auto, bfloat16 or int8")
 
 
 @dataclass(frozen=True, kw_only=True)

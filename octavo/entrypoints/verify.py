@@ -7,8 +7,9 @@ finish reasons and all returned logprobs, as bits: no tolerance. Knows nothing o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from octavo.args.engine_args import engine_config_from_kwargs
@@ -24,6 +25,7 @@ TEXT = (
     "a wheel of a different size; the miller of the smallest one kept a book in which he wrote, every evening, how "
     "much corn had been ground and who had brought it. On the 17th of March 1832 he noted: 'Two sacks, wet. 4 pence.' "
 )
+OpenEngine = Callable[..., AbstractContextManager[LLMEngine]]
 LENGTHS = (5, 16, 17, 32, 33, 48, 7, 64, 90, 128, 150, 31, 200, 3, 72, 110)
 SHARED = 48  # tokens with which the longer prompts begin alike, so that the prefix cache has work
 
@@ -141,7 +143,9 @@ def make_growing_cases(tokenizer: Tokenizer, block_size: int, *, quick: bool) ->
     return [Case(ids[7 * number :][: block_size - 2], params) for number in range(count)]
 
 
-def verify_model(model: str, *, quick: bool = False, report: Callable[[str], None]) -> list[VerifyResult]:
+def verify_model(
+    model: str, *, quick: bool = False, kv_cache_dtype: str = "auto", report: Callable[[str], None]
+) -> list[VerifyResult]:
     """Run the same requests alone, together, in chunks, cached, preempted and on other threads; compare all bits.
 
     ``report`` gets a line as each way is done. Raises ModelError if the model cannot be loaded.
@@ -154,7 +158,8 @@ def verify_model(model: str, *, quick: bool = False, report: Callable[[str], Non
 
     with download_bar() as progress:
         model = resolve_engine_config(engine_config_from_kwargs(model=model), progress).model.model
-    with _engine(model) as engine:
+    open_engine = partial(_engine, model, kv_cache_dtype=kv_cache_dtype)
+    with open_engine() as engine:
         cases = make_cases(engine.tokenizer, quick=quick)
         expected = [run_cases(engine, [case])[0] for case in cases]
         report(f"reference: {len(cases)} requests alone, {sum(len(o.outputs[0].token_ids) for o in expected)} tokens")
@@ -168,21 +173,21 @@ def verify_model(model: str, *, quick: bool = False, report: Callable[[str], Non
         grown = [run_cases(engine, [case])[0] for case in growing]
         block_bytes = engine.info.kv_cache_bytes // engine.info.num_blocks
     for chunk in (7, 64):
-        with _engine(model, long_prefill_token_threshold=chunk) as engine:
+        with open_engine(long_prefill_token_threshold=chunk) as engine:
             settle(_compare(f"chunks of {chunk}", expected, run_cases(engine, cases), "in the batch"))
-    with _engine(model, max_num_batched_tokens=16) as engine:
+    with open_engine(max_num_batched_tokens=16) as engine:
         settle(_compare("16 tokens a step", expected, run_cases(engine, cases), "prompts and answers share them"))
-    for result in _cache_results(model, cases, expected):
+    for result in _cache_results(open_engine, cases, expected):
         settle(result)
-    settle(_preemption_result(model, growing, grown, block_bytes))
+    settle(_preemption_result(open_engine, growing, grown, block_bytes))
     for threads in (1, 2):
-        with _engine(model, threads=threads) as engine:
+        with open_engine(threads=threads) as engine:
             settle(_compare(f"threads: {threads}", expected, run_cases(engine, cases), "in the batch"))
     return results
 
 
-def _cache_results(model: str, cases: list[Case], expected: list[RequestOutput]) -> Iterator[VerifyResult]:
-    with _engine(model, enable_prefix_caching=True) as engine:
+def _cache_results(open_engine: OpenEngine, cases: list[Case], expected: list[RequestOutput]) -> Iterator[VerifyResult]:
+    with open_engine(enable_prefix_caching=True) as engine:
         for name in ("prefix cache, cold", "prefix cache, warm"):
             got = run_cases(engine, cases)
             cached = sum(output.num_cached_tokens for output in got)
@@ -191,10 +196,12 @@ def _cache_results(model: str, cases: list[Case], expected: list[RequestOutput])
         yield VerifyResult("prefix cache was used", False, "no prompt token ever came from the cache", len(cases), 0)
 
 
-def _preemption_result(model: str, cases: list[Case], expected: list[RequestOutput], block_bytes: int) -> VerifyResult:
+def _preemption_result(
+    open_engine: OpenEngine, cases: list[Case], expected: list[RequestOutput], block_bytes: int
+) -> VerifyResult:
     """All cases begin in a pool that holds less than two blocks of each, so they push each other out as they grow."""
     blocks = 2 * len(cases) - 1
-    with _engine(model, kv_cache_memory=(blocks + 1) * block_bytes, max_model_len=64) as engine:
+    with open_engine(kv_cache_memory=(blocks + 1) * block_bytes, max_model_len=64) as engine:
         got = run_cases(engine, cases)
     preemptions = sum(output.metrics.num_preemptions for output in got if output.metrics is not None)
     result = _compare("preemption", expected, got, f"{preemptions} times, in {blocks} blocks")

@@ -8,7 +8,8 @@ import msgspec
 class KVCacheSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Shape of the KV cache of one group of layers.
 
-    ``element_size`` is bytes per stored number (2 for bf16). One block holds ``block_size`` tokens of every layer.
+    ``element_size`` is bytes per stored number (2 for bf16), ``scale_size`` bytes of the scale of one token's K, or V,
+    of one head (0: none). One block holds ``block_size`` tokens of every layer.
     """
 
     num_layers: int
@@ -16,11 +17,12 @@ class KVCacheSpec(msgspec.Struct, frozen=True, kw_only=True):
     head_dim: int
     element_size: int
     block_size: int
+    scale_size: int = 0
 
     @property
     def bytes_per_token(self) -> int:
-        """2 (K and V) x element size x layers x KV heads x head dim."""
-        return 2 * self.element_size * self.num_layers * self.num_kv_heads * self.head_dim
+        """2 (K and V) x layers x KV heads x (head dim x element size + scale size)."""
+        return 2 * self.num_layers * self.num_kv_heads * (self.head_dim * self.element_size + self.scale_size)
 
     @property
     def bytes_per_block(self) -> int:

@@ -17,6 +17,13 @@ def test_smollm2_answers_alike_to_the_bit(smollm2_path: str) -> None:
     assert {"prefix cache, cold", "prefix cache, warm"} <= names
 
 
+def test_smollm2_with_int8_kv_answers_alike_to_the_bit(smollm2_path: str) -> None:
+    lines: list[str] = []
+    results = verify_model(smollm2_path, quick=True, kv_cache_dtype="int8", report=lines.append)
+    assert all(result.equal for result in results), "\n".join(lines)
+    assert {"chunks of 7", "preemption", "threads: 2", "prefix cache, warm"} <= {result.name for result in results}
+
+
 def test_one_bit_of_one_logprob_is_a_difference() -> None:
     entry = {7: Logprob(logprob=-0.5, rank=1, decoded_token="a")}
     completion = CompletionOutput(

@@ -1,13 +1,15 @@
-"""Paged attention: right at every boundary, and the same bits however a sequence was cut into steps."""
+"""Paged attention: right at every boundary, the same bits however a sequence was cut into steps; both types of KV."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from octavo.backends.base import Limits, Runnable
+from octavo.backends.base import KVDtype, Limits, Runnable
+from octavo.exceptions import KernelError
 from tests.kernels.kernel_programs import (
     ISAS,
     Chunk,
@@ -27,12 +29,14 @@ SHAPES = {
     "wide": (4, 2, 128),
     "large-group": (64, 1, 4),
 }
+KV_TOLERANCE: dict[KVDtype, float] = {"bfloat16": 2e-2, "int8": 1e-4}  # int8: against the same rounding of K and V
 BOUNDARIES = (1, 15, 16, 17, 63, 64, 65, 511, 512, 513, 1025)
 
 
-def sizes_for(block_size: int = 16, tokens: int = 1100) -> Limits:
+def sizes_for(block_size: int = 16, tokens: int = 1100, kv: KVDtype = "auto") -> Limits:
     blocks = 1200 // block_size
-    return limits(tokens=tokens, seqs=16, blocks_per_seq=blocks, blocks=4 * blocks, block_size=block_size)
+    sizes = limits(tokens=tokens, seqs=16, blocks_per_seq=blocks, blocks=4 * blocks, block_size=block_size)
+    return dataclasses.replace(sizes, kv_dtype=kv)
 
 
 def random_table(rng: np.random.Generator, sizes: Limits) -> list[int]:
@@ -52,22 +56,24 @@ def assert_same_bits(a: np.ndarray, b: np.ndarray) -> None:
     np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
 
 
+@pytest.mark.parametrize("kv", KV_TOLERANCE)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_equals_the_float64_reference_around_boundaries(shape: tuple[int, int, int], isa: str) -> None:
-    case, sizes, rng = attention_case(*shape), sizes_for(), np.random.default_rng(2)
+def test_equals_the_float64_reference_around_boundaries(shape: tuple[int, int, int], isa: str, kv: KVDtype) -> None:
+    case, sizes, rng = attention_case(*shape), sizes_for(kv=kv), np.random.default_rng(2)
     program = case.program()
     weights = random_weights(program)
     ours, theirs = cpu(program, weights, sizes, isa=isa, threads=2), reference(program, weights, sizes)
     tokens, table = rng.integers(0, case.vocab_size, 1025).tolist(), random_table(rng, sizes)
     inputs = step([Chunk(tokens, 0, table)], sizes, logit_rows=[n - 1 for n in BOUNDARIES])
-    close_to(ours.run(inputs), theirs.run(inputs), case.tolerance)
+    close_to(ours.run(inputs), theirs.run(inputs), KV_TOLERANCE[kv])
 
 
+@pytest.mark.parametrize("kv", KV_TOLERANCE)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_decode_prefill_and_chunks_agree_bit_for_bit(shape: tuple[int, int, int], isa: str) -> None:
-    case, sizes, rng = attention_case(*shape), sizes_for(), np.random.default_rng(3)
+def test_decode_prefill_and_chunks_agree_bit_for_bit(shape: tuple[int, int, int], isa: str, kv: KVDtype) -> None:
+    case, sizes, rng = attention_case(*shape), sizes_for(kv=kv), np.random.default_rng(3)
     program = case.program()
     weights = random_weights(program)
     one, two = (cpu(program, weights, sizes, isa=isa, threads=threads) for threads in (1, 2))
@@ -86,9 +92,10 @@ def test_decode_prefill_and_chunks_agree_bit_for_bit(shape: tuple[int, int, int]
             assert_same_bits(logits_in_chunks(runnable, tokens, random_table(rng, sizes), list(cuts), sizes), whole)
 
 
+@pytest.mark.parametrize("kv", KV_TOLERANCE)
 @pytest.mark.parametrize("isa", ISAS)
-def test_a_request_is_the_same_alone_and_in_a_mixed_step(isa: str) -> None:
-    case, sizes, rng = attention_case(9, 3, 64), sizes_for(), np.random.default_rng(4)
+def test_a_request_is_the_same_alone_and_in_a_mixed_step(isa: str, kv: KVDtype) -> None:
+    case, sizes, rng = attention_case(9, 3, 64), sizes_for(kv=kv), np.random.default_rng(4)
     program = case.program()
     weights = random_weights(program)
     runnable = cpu(program, weights, sizes, isa=isa, threads=2)
@@ -115,9 +122,10 @@ def test_block_size_does_not_matter(block_size: int) -> None:
     assert_same_bits(*results)
 
 
+@pytest.mark.parametrize("kv", KV_TOLERANCE)
 @pytest.mark.parametrize("isa", ISAS)
-def test_nan_left_in_a_block_does_not_reach_its_next_owner(isa: str) -> None:
-    case, sizes = attention_case(9, 3, 64), sizes_for()
+def test_nan_left_in_a_block_does_not_reach_its_next_owner(isa: str, kv: KVDtype) -> None:
+    case, sizes = attention_case(9, 3, 64), sizes_for(kv=kv)
     program = case.program()
     weights = random_weights(program)
     weights["table"][0].data[0] = np.nan
@@ -129,8 +137,9 @@ def test_nan_left_in_a_block_does_not_reach_its_next_owner(isa: str) -> None:
     assert_same_bits(healthy, fresh.run(step([Chunk([1, 2, 3], 0, [8]), Chunk(range(1, 20), 0, [9, 10])], sizes)))
 
 
-def test_nan_of_one_request_stays_with_it() -> None:
-    case, sizes = attention_case(4, 2, 32), sizes_for()
+@pytest.mark.parametrize("kv", KV_TOLERANCE)
+def test_nan_of_one_request_stays_with_it(kv: KVDtype) -> None:
+    case, sizes = attention_case(4, 2, 32), sizes_for(kv=kv)
     program = case.program()
     weights = random_weights(program)
     weights["table"][0].data[0] = np.nan
@@ -138,8 +147,9 @@ def test_nan_of_one_request_stays_with_it() -> None:
     np.testing.assert_array_equal(np.isnan(logits).all(axis=1), [True, True, False, False])
 
 
-def test_copied_blocks_read_the_same() -> None:
-    case, sizes, rng = attention_case(9, 3, 64), sizes_for(), np.random.default_rng(6)
+@pytest.mark.parametrize("kv", KV_TOLERANCE)
+def test_copied_blocks_read_the_same(kv: KVDtype) -> None:
+    case, sizes, rng = attention_case(9, 3, 64), sizes_for(kv=kv), np.random.default_rng(6)
     program = case.program()
     runnable = cpu(program, random_weights(program), sizes)
     tokens = rng.integers(0, case.vocab_size, 40).tolist()
@@ -148,3 +158,40 @@ def test_copied_blocks_read_the_same() -> None:
     runnable.copy_blocks([(1, 11), (2, 12), (3, 13), (12, 22)])
     runnable.run(step([Chunk(tokens[1:34], 0, [1, 2, 3])], sizes))  # overwrites the originals
     assert_same_bits(runnable.run(step([Chunk(tokens[39:], 39, [11, 22, 13])], sizes)), original)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_int8_of_zeros_huge_and_tiny_heads(isa: str) -> None:
+    case, sizes = attention_case(2, 2, 16), sizes_for(kv="int8")
+    program = case.program()
+    weights = random_weights(program)
+    table = weights["table"][0].data
+    table[1, 32:] = 0.0  # K and V
+    table[2, 64:] *= np.float32(1e30)  # V
+    table[3, 64:] *= np.float32(1e-35)
+    table[4, 64:] = np.float32(1e-45)  # its scale is zero
+    tokens, rows = [0, 1, 2, 0, 3, 4, 1], [0, 1, 2]
+    inputs = step([Chunk(tokens, 0, [1]), Chunk([1, 3, 4], 0, [2])], sizes, logit_rows=[*rows, 7, 8, 9])
+    ours, theirs = (make(program, weights, sizes).run(inputs) for make in (lambda *a: cpu(*a, isa=isa), reference))
+    assert np.isfinite(ours).all()
+    close_to(ours[:2], theirs[:2], 1e-4)
+    close_to(ours[2:3], theirs[2:3], 1e-4)
+    np.testing.assert_array_equal(ours[3], 0.0)
+
+
+def test_int8_refuses_heads_whose_sums_could_overflow() -> None:
+    program = attention_case(1, 1, 528).program()
+    with pytest.raises(KernelError, match="head_dim 528"):
+        cpu(program, random_weights(program), sizes_for(kv="int8"))
+    cpu(program, random_weights(program), sizes_for())
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_int8_sums_of_the_longest_head_do_not_overflow(isa: str) -> None:
+    case, sizes = attention_case(1, 1, 512), sizes_for(kv="int8")
+    program = case.program()
+    weights = random_weights(program)
+    weights["table"][0].data[:, :1024] = 1.0  # every product of a score is the greatest there is
+    inputs = step([Chunk(range(40), 0, [1, 2, 3])], sizes)
+    ours, theirs = (make(program, weights, sizes).run(inputs) for make in (lambda *a: cpu(*a, isa=isa), reference))
+    close_to(ours, theirs, 1e-4)

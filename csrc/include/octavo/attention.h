@@ -1,8 +1,10 @@
 // Paged varlen attention: the layout of KV memory and the tasks a step is cut into.
 //
-// K and V are bfloat16. One layer's slice of a block of block_size tokens is block_size / 16 consecutive sub-blocks of
+// One layer's slice of a block of block_size tokens is block_size / 16 consecutive sub-blocks of tiles
 //   K: [kv head][head_dim / 2][16 tokens][2]      V: [kv head][8 token pairs][head_dim][2]
 // so that both products read pairs along their reduction. head_dim is padded to a multiple of 16 in memory.
+// Numbers are bfloat16; or int8, and a tile ends with 16 float32 scales, one a token: x is about scale * number, with
+// scale = max|x| / 127 over the head, and numbers rounded to nearest, ties to even.
 #pragma once
 
 #include <cstddef>
@@ -17,22 +19,29 @@ inline constexpr int64_t kChunk = 64;       // keys that share one softmax resca
 inline constexpr int64_t kPartition = 512;  // keys of one partial result; partials are merged in order of position
 inline constexpr int64_t kTileRows = 48;    // query rows (token, head of the group) that share a pass over the keys
 
+enum class KvFormat { kBf16, kInt8 };
+
 /// One layer of the KV cache.
 struct KvLayer {
-  uint16_t* keys;
-  uint16_t* values;
-  int64_t block_stride;  // numbers from a block to the next
+  char* keys;
+  char* values;
+  int64_t block_stride;  // bytes from a block to the next
   int64_t block_size;
   int64_t kv_heads, head_dim;
+  KvFormat format;
 };
 
 static inline int64_t padded_dim(const KvLayer& kv) { return round_up(kv.head_dim, kSubBlock); }
 
-static inline int64_t tile_size(const KvLayer& kv) { return padded_dim(kv) * kSubBlock; }
+/// Bytes of a tile of K or V: 16 tokens of one head.
+static inline int64_t tile_bytes(KvFormat format, int64_t head_dim) {
+  const int64_t numbers = round_up(head_dim, kSubBlock) * kSubBlock;
+  return format == KvFormat::kBf16 ? 2 * numbers : numbers + kSubBlock * static_cast<int64_t>(sizeof(float));
+}
 
-/// Where the tile of a sub-block (of its block) and head starts, from keys or values.
+/// Bytes from keys or values to where the tile of a sub-block (of its block) and head starts.
 static inline int64_t tile_offset(const KvLayer& kv, int64_t block, int64_t sub_block, int64_t head) {
-  return block * kv.block_stride + (sub_block * kv.kv_heads + head) * tile_size(kv);
+  return block * kv.block_stride + (sub_block * kv.kv_heads + head) * tile_bytes(kv.format, kv.head_dim);
 }
 
 /// One layer's attention over a step.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from octavo.backends.base import FloatArray, Limits, StepInputs
+from octavo.backends.base import FloatArray, KVDtype, Limits, StepInputs
 from octavo.backends.cpu import _kernels
 from octavo.backends.cpu.buffers import View
 from octavo.backends.cpu.lowering import LoweredProgram, lower
@@ -23,11 +23,12 @@ from octavo.platforms.cpu import physical_cores
 from octavo.program import Program
 from octavo.quantization.base import Weights
 
+_MOST_INT8_HEAD_DIM = 512  # 512 products of 127 x 32767 are the last that cannot overflow
 _MATRICES = ("table", "weight")  # parameter names that ops give to matrices
 
 
 class CpuBackend:
-    """C++ kernels, KV cache in bfloat16. Results do not depend on ``threads``.
+    """C++ kernels, KV cache in bfloat16 or int8. Results do not depend on ``threads``.
 
     ``isa`` ("avx512", "avx2", "portable") overrides the choice by CPU; KernelError where it cannot run.
     """
@@ -48,13 +49,18 @@ class CpuBackend:
         threads = self._pool.threads
         return f"{self._kernels.isa} ({self._kernels.features}), {threads} thread{'s' if threads > 1 else ''}"
 
-    def kv_element_size(self) -> int:
-        return 2
+    def kv_element_size(self, kv_dtype: KVDtype = "auto") -> int:
+        return 1 if kv_dtype == "int8" else 2
+
+    def kv_scale_size(self, kv_dtype: KVDtype = "auto") -> int:
+        return 4 if kv_dtype == "int8" else 0
 
     def prepare(self, program: Program, weights: Weights, limits: Limits) -> CpuRunnable:
         """Pack, plan, build. Raises KernelError naming an op, weight or size that has no kernel."""
         if program.head_dim % 2:
             raise KernelError(f"head_dim {program.head_dim} is odd; attention works on pairs")
+        if limits.kv_dtype == "int8" and program.head_dim > _MOST_INT8_HEAD_DIM:
+            raise KernelError(f"head_dim {program.head_dim}: int8 KV sums in int32, up to {_MOST_INT8_HEAD_DIM}")
         matrices = {op.weights[p] for op in program.ops for p in _MATRICES if p in op.weights and op.kind != "rms_norm"}
         shapes = {name: spec.shape for name, spec in program.weights.items()}
         packed = PackedWeights(self._kernels, self._pool, weights, shapes, matrices, self._packed_cache)
@@ -84,6 +90,7 @@ class CpuBackend:
             head_dim=program.head_dim,
             layers=program.num_layers,
             arena_floats=arena_floats,
+            int8_kv=limits.kv_dtype == "int8",
         )
 
 

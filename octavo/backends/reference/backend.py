@@ -1,6 +1,7 @@
 """The reference backend: plain NumPy, slow and obvious, every op of the table.
 
-Weights are dequantised to float32 or float64, the KV cache has the same type, and no op is fused. Results are
+Weights are dequantised to float32 or float64, and no op is fused. The KV cache has the same type, with the values that
+"bfloat16" or "int8" would leave of K and V. Results are
 independent of the batch (see ``ops``). Knows nothing of speed.
 """
 
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from octavo.backends.base import FloatArray, Limits, StepInputs
+from octavo.backends.base import FloatArray, KVDtype, Limits, StepInputs
 from octavo.backends.reference import ops
 from octavo.config import BackendConfig
 from octavo.exceptions import KernelError
@@ -30,8 +31,11 @@ class ReferenceBackend:
     def describe(self) -> str:
         return f"reference (NumPy {self._dtype.name}, slow)"
 
-    def kv_element_size(self) -> int:
-        return self._dtype.itemsize
+    def kv_element_size(self, kv_dtype: KVDtype = "auto") -> int:
+        return 1 if kv_dtype == "int8" else self._dtype.itemsize
+
+    def kv_scale_size(self, kv_dtype: KVDtype = "auto") -> int:
+        return 4 if kv_dtype == "int8" else 0
 
     def prepare(self, program: Program, weights: Weights, limits: Limits) -> ReferenceRunnable:
         """Dequantise, allocate the cache. Raises KernelError naming an op or a weight that does not fit."""
@@ -51,12 +55,13 @@ class ReferenceBackend:
 
 
 class ReferenceRunnable:
-    """A prepared model. Caches are [layers, num_blocks, block_size, Hkv, D]."""
+    """A prepared model. Caches are [layers, num_blocks, block_size, Hkv, D]; rounded numbers stay in ``dtype``."""
 
     def __init__(
         self, program: Program, arrays: dict[str, np.ndarray], limits: Limits, dtype: np.dtype[np.floating]
     ) -> None:
         self.program, self.arrays, self.limits, self.dtype = program, arrays, limits, dtype
+        self._store = ops.KV_ROUNDING[limits.kv_dtype]
         shape = (program.num_layers, limits.num_blocks, limits.block_size, program.num_kv_heads, program.head_dim)
         self.key_cache, self.value_cache = np.zeros(shape, dtype), np.zeros(shape, dtype)
         last_use = {value.id: n for n, op in enumerate(program.ops) for value in op.inputs}
@@ -92,6 +97,10 @@ class ReferenceRunnable:
     def weight(self, op: Op, parameter: str) -> np.ndarray:
         """The array bound to a parameter of ``op``."""
         return self.arrays[op.weights[parameter]]
+
+    def stored(self, rows: np.ndarray) -> np.ndarray:
+        """What the KV cache keeps of K or V rows [T, Hkv * D]."""
+        return self._store(rows, self.program.head_dim)
 
     def _check(self, inputs: StepInputs) -> None:
         sizes = {
@@ -132,8 +141,8 @@ def _rope(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInputs) -
 
 def _attention(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInputs) -> list[np.ndarray]:
     keys, values = r.key_cache[op.attrs["layer"]], r.value_cache[op.attrs["layer"]]
-    ops.write_kv(keys, x[1], step.slot_mapping)
-    ops.write_kv(values, x[2], step.slot_mapping)
+    ops.write_kv(keys, r.stored(x[1]), step.slot_mapping)
+    ops.write_kv(values, r.stored(x[2]), step.slot_mapping)
     seq_of_row = np.repeat(np.arange(len(step.seq_lens), dtype=np.int32), np.diff(step.query_start_loc))
     scale = op.attrs["scale"]
     return [ops.paged_attention(x[0], keys, values, step.block_tables, seq_of_row, step.positions, scale)]

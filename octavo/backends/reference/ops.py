@@ -7,7 +7,7 @@ its own past. Knows no programs and no weight formats.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +58,34 @@ def write_kv(cache: Array, rows: Array, slots: Ints) -> None:
     num_blocks, block_size, kv_heads, head_dim = cache.shape
     flat = cache.reshape(num_blocks * block_size, kv_heads, head_dim)
     flat[slots] = rows.reshape(-1, kv_heads, head_dim)
+
+
+def round_to_bf16(rows: Array, head_dim: int) -> Array:
+    """The nearest bfloat16 of every number, ties to even, in the type of ``rows``."""
+    bits = rows.astype(np.float32).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
+    return np.where(np.isfinite(rows), rounded.view(np.float32), rows).astype(rows.dtype)
+
+
+def round_to_int8(rows: Array, head_dim: int) -> Array:
+    """What int8 with a scale per row and head leaves of rows [M, Hkv * D]: ``scale * q``.
+
+    scale = max|x| / 127 and q = x / scale to the nearest integer, ties to even, both computed in float32. A head with
+    a number that is not finite becomes NaN.
+    """
+    heads = rows.astype(np.float32).reshape(rows.shape[0], -1, head_dim)
+    scale = np.abs(heads).max(axis=-1, keepdims=True) / np.float32(127)
+    with np.errstate(invalid="ignore"):
+        quantised = np.clip(np.rint(heads / np.where(scale > 0, scale, np.float32(1))), -127, 127)
+        scale = scale + (scale - scale)
+        return (quantised.astype(rows.dtype) * scale.astype(rows.dtype)).reshape(rows.shape)
+
+
+KV_ROUNDING: dict[str, Callable[[Array, int], Array]] = {
+    "auto": lambda rows, head_dim: rows,
+    "bfloat16": round_to_bf16,
+    "int8": round_to_int8,
+}
 
 
 def paged_attention(

@@ -1,0 +1,100 @@
+// K and V of a token into their tiles, and queries into the form that meets them.
+#pragma once
+
+#include <string.h>
+
+#include "kernels/attention_tile.h"
+
+namespace octavo::OCTAVO_ISA {
+
+/// 16 numbers from x, zeros after the last.
+OCTAVO_INLINE f32x16 load_lanes(const float* x, int64_t n) { return n >= kLanes ? load(x) : load_partial(x, n); }
+
+/// max|x| / `most`: the scale of integers up to `most`. NaN where a number is not finite.
+OCTAVO_INLINE float scale_of(const float* x, int64_t n, float most) {
+  f32x16 top = {}, poison = {};
+  for (int64_t d = 0; d < n; d += kLanes) {
+    const f32x16 v = load_lanes(x + d, n - d);
+    top = maximum(maximum(v, -v), top);
+    poison += v - v;  // zero, or NaN
+  }
+  return greatest(top) / most + sum(poison);
+}
+
+/// x / scale to the nearest integer, ties to even, within +-most.
+OCTAVO_INLINE i32x16 quantise_lanes(f32x16 x, float scale, float most) {
+  f32x16 ratio = x / (scale > 0.0f ? scale : 1.0f);
+  ratio = ratio > most ? splat(most) : ratio;
+  return to_int(ratio < -most ? splat(-most) : ratio);
+}
+
+/// One head of q for Rows of a tile; returns what its products with keys are to be multiplied by.
+OCTAVO_INLINE float load_query(Bf16Kv, const float* q, int64_t dim, int64_t padded_dim, uint16_t* to) {
+  for (int64_t d = 0; d < padded_dim; d += kLanes) store_bf16(to + d, load_lanes(q + d, dim - d));
+  return 1.0f;
+}
+
+OCTAVO_INLINE float load_query(Int8Kv, const float* q, int64_t dim, int64_t padded_dim, uint16_t* to) {
+  const float scale = scale_of(q, dim, kMostInt16);
+  for (int64_t d = 0; d < padded_dim; d += kLanes) {
+    const i32x16 whole = quantise_lanes(load_lanes(q + d, dim - d), scale, kMostInt16);
+    const u16x16 half = __builtin_convertvector((u32x16)whole, u16x16);
+    memcpy(to + d, &half, sizeof half);
+  }
+  return scale;
+}
+
+/// A token's place in a tile of keys: pairs of dimensions lie 16 tokens apart.
+template <class Number>
+OCTAVO_INLINE void scatter_key(const Number* numbers, int64_t d, int64_t token, char* tile) {
+  Number* to = reinterpret_cast<Number*>(tile) + 2 * token;
+  for (int64_t i = 0; i < kLanes; i += 2) memcpy(to + (d + i) * kSubBlock, numbers + i, 2 * sizeof(Number));
+}
+
+/// A token's place in a tile of values: dimensions lie one token apart.
+template <class Number>
+OCTAVO_INLINE void scatter_value(const Number* numbers, int64_t d, int64_t token, int64_t padded_dim, char* tile) {
+  Number* to = reinterpret_cast<Number*>(tile) + token / 2 * 2 * padded_dim + token % 2;
+  for (int64_t i = 0; i < kLanes; i++) to[2 * (d + i)] = numbers[i];
+}
+
+static void write_head(Bf16Kv, const float* k, const float* v, int64_t dim, int64_t token, char* keys, char* values) {
+  alignas(64) uint16_t half[kLanes];
+  for (int64_t d = 0; d < dim; d += kLanes) {
+    store_bf16(half, load_lanes(k + d, dim - d));
+    scatter_key(half, d, token, keys);
+    store_bf16(half, load_lanes(v + d, dim - d));
+    scatter_value(half, d, token, round_up(dim, kSubBlock), values);
+  }
+}
+
+OCTAVO_INLINE void quantise_to_int8(const float* x, int64_t n, float scale, int8_t* to) {
+  const i32x16 whole = quantise_lanes(load_lanes(x, n), scale, 127.0f);
+  for (int64_t i = 0; i < kLanes; i++) to[i] = static_cast<int8_t>(whole[i]);
+}
+
+/// A token whose K or V is not finite gets NaN as the scale of its key: whoever sees it gets NaN.
+static void write_head(Int8Kv, const float* k, const float* v, int64_t dim, int64_t token, char* keys, char* values) {
+  alignas(64) int8_t bytes[kLanes];
+  const int64_t padded = round_up(dim, kSubBlock);
+  const float k_scale = scale_of(k, dim, 127.0f), v_scale = scale_of(v, dim, 127.0f);
+  for (int64_t d = 0; d < dim; d += kLanes) {
+    quantise_to_int8(k + d, dim - d, k_scale, bytes);
+    scatter_key(bytes, d, token, keys);
+    quantise_to_int8(v + d, dim - d, v_scale, bytes);
+    scatter_value(bytes, d, token, padded, values);
+  }
+  reinterpret_cast<float*>(keys + padded * kSubBlock)[token] = k_scale + (v_scale - v_scale);
+  reinterpret_cast<float*>(values + padded * kSubBlock)[token] = v_scale;
+}
+
+template <class Kv>
+static void write_token(const KvLayer& kv, int64_t slot, const float* k, const float* v) {
+  const int64_t block = slot / kv.block_size, in_block = slot % kv.block_size;
+  for (int64_t head = 0; head < kv.kv_heads; head++, k += kv.head_dim, v += kv.head_dim) {
+    const int64_t offset = tile_offset(kv, block, in_block / kSubBlock, head);
+    write_head(Kv{}, k, v, kv.head_dim, in_block % kSubBlock, kv.keys + offset, kv.values + offset);
+  }
+}
+
+}  // namespace octavo::OCTAVO_ISA
