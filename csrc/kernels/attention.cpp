@@ -22,6 +22,7 @@ struct Tile {
   float* rescale;     // [rows]
   float* q_scales;    // [rows]: makes scores of products
   float* w_scales;    // [rows]: of the weights, if int16
+  float* inverses;    // [rows]: of these
   uint16_t* q;        // [rows, padded_dim]: bf16 or int16
   uint16_t* weights;  // [rows, 64]: bf16 or int16
   uint16_t* tail;     // one tile of bf16 values
@@ -45,6 +46,7 @@ size_t lay_out(Tile& tile, char* scratch, int64_t rows, int64_t dim) {
   take(tile.rescale, rows);
   take(tile.q_scales, rows);
   take(tile.w_scales, rows);
+  take(tile.inverses, rows);
   take(tile.q, rows * padded);
   take(tile.weights, rows * kChunk);
   take(tile.tail, kSubBlock * padded);
@@ -120,6 +122,21 @@ void replace_tail(ChunkTiles& tiles, int64_t keys, const Tile& tile) {
   last = reinterpret_cast<const char*>(tile.tail);
 }
 
+/// The scales that make int16 of a chunk's weights, and their inverses. No weight times its value's scale exceeds the
+/// chunk's greatest weight times its greatest scale.
+void scale_weights(int64_t first_visible, int64_t group, const ChunkTiles& tiles, Tile& tile) {
+  const float of_all = greatest_scale(tiles.values, kChunk, tile.padded_dim);
+  for (int64_t row = 0; row < tile.rows; row++) {
+    const int64_t visible = first_visible + row / group;
+    tile.inverses[row] = visible >= kChunk ? of_all : greatest_scale(tiles.values, visible, tile.padded_dim);
+  }
+  for (int64_t row = 0; row < tile.rows; row += kLanes) {
+    const f32x16 most = power_of_two(load(tile.w_scales + row)) * load(tile.inverses + row);
+    store(tile.w_scales + row, most * (1.0f / kMostInt16));
+    store(tile.inverses + row, most > 1e-30f ? kMostInt16 / most : f32x16{});
+  }
+}
+
 /// The online softmax of all rows over a chunk: scores become weights, and `rescale` the factors by which what was
 /// summed before shrinks.
 template <class Kv>
@@ -127,16 +144,18 @@ void soften(const AttentionTask& task, int64_t group, int64_t first_key, const C
   const int64_t first_visible = task.position + 1 - first_key;
   auto visible = [&](int64_t row) { return max_of(0, min_of(first_visible + row / group, kChunk)); };
   for (int64_t row = 0; row < tile.rows; row++) {
-    const float before = tile.top[row];
-    tile.top[row] = greatest_score(tile.scores + row * kChunk, visible(row), before);
+    const float here = greatest_score(tile.scores + row * kChunk, visible(row)), before = tile.top[row];
+    tile.top[row] = before < here ? here : before;
     tile.rescale[row] = before - tile.top[row];
+    tile.w_scales[row] = here - tile.top[row];
   }
   for (int64_t row = 0; row < tile.rows; row += kLanes) {  // arrays of rows are padded to whole vectors
     store(tile.rescale + row, power_of_two(load(tile.rescale + row)));
   }
+  if (Kv::kFormat == KvFormat::kInt8) scale_weights(first_visible, group, tiles, tile);
   for (int64_t row = 0; row < tile.rows; row++) {
-    weigh(Kv{}, tile.scores + row * kChunk, visible(row), tile.top[row], tile.rescale[row], tiles.values,
-          tile.padded_dim, tile.lane_sums + row * kLanes, tile.weights + row * kChunk, tile.w_scales + row);
+    weigh<Kv>(tile.scores + row * kChunk, visible(row), tile.top[row], tile.rescale[row], tiles.values,
+              tile.padded_dim, tile.inverses[row], tile.lane_sums + row * kLanes, tile.weights + row * kChunk);
   }
 }
 

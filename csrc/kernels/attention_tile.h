@@ -150,9 +150,9 @@ OCTAVO_INLINE i32x16 seen_lanes(int tile, int64_t visible) {
   return lane + tile * 16 < static_cast<int32_t>(visible);
 }
 
-/// The greatest of `top` and the first `visible` (0 .. 64) scores; scores beyond become kLowest.
-OCTAVO_INLINE float greatest_score(float* scores, int64_t visible, float top) {
-  f32x16 most = splat(top);
+/// The greatest of the first `visible` (0 .. 64) scores, kLowest for none; scores beyond become kLowest.
+OCTAVO_INLINE float greatest_score(float* scores, int64_t visible) {
+  f32x16 most = splat(kLowest);
 #pragma GCC unroll 4
   for (int j = 0; j < kChunkTiles; j++) {
     f32x16 score = load(scores + j * kLanes);
@@ -165,46 +165,39 @@ OCTAVO_INLINE float greatest_score(float* scores, int64_t visible, float top) {
   return greatest(most);
 }
 
+/// The greatest scale of the first `visible` tokens of a chunk's int8 values.
+OCTAVO_INLINE float greatest_scale(const char* const* values, int64_t visible, int64_t padded_dim) {
+  f32x16 most = {};
+#pragma GCC unroll 4
+  for (int j = 0; j < kChunkTiles; j++) {
+    const f32x16 scale = load(token_scales(values[j], padded_dim));
+    most = maximum(seen_lanes(j, visible) ? scale : f32x16{}, most);
+  }
+  return greatest(most);
+}
+
 /// Weights of a chunk from a row's scores, of which the first `visible` count: added to `lane_sums`, which shrinks by
 /// `rescale` before, and written as bf16. A chunk without visible keys changes nothing: its weights are 0.
-OCTAVO_INLINE void weigh(Bf16Kv, const float* scores, int64_t visible, float top, float rescale, const char* const*,
-                         int64_t, float* lane_sums, uint16_t* weights, float*) {
+/// int8: weights are multiplied by their values' scales, then by `inverse`, and written as int16.
+template <class Kv>
+OCTAVO_INLINE void weigh(const float* scores, int64_t visible, float top, float rescale, const char* const* values,
+                         int64_t padded_dim, float inverse, float* lane_sums, uint16_t* weights) {
   f32x16 total = load(lane_sums) * rescale;
 #pragma GCC unroll 4
   for (int j = 0; j < kChunkTiles; j++) {
     f32x16 weight = power_of_two(load(scores + j * kLanes) - top);
     if (visible < kChunk) weight = seen_lanes(j, visible) ? weight : f32x16{};
     total += weight;
-    store_bf16(weights + j * kSubBlock, weight);
-  }
-  store(lane_sums, total);
-}
-
-/// The same for int8 values: weights are multiplied by their values' scales and written as int16 of a common scale.
-OCTAVO_INLINE void weigh(Int8Kv, const float* scores, int64_t visible, float top, float rescale,
-                         const char* const* values, int64_t padded_dim, float* lane_sums, uint16_t* weights,
-                         float* weight_scale) {
-  f32x16 scaled[kChunkTiles], total = load(lane_sums) * rescale, most = {};
-#pragma GCC unroll 4
-  for (int j = 0; j < kChunkTiles; j++) {
-    f32x16 weight = power_of_two(load(scores + j * kLanes) - top);
-    scaled[j] = weight * load(token_scales(values[j], padded_dim));
-    if (visible < kChunk) {
-      weight = seen_lanes(j, visible) ? weight : f32x16{};
-      scaled[j] = seen_lanes(j, visible) ? scaled[j] : f32x16{};  // scales beyond may be anything
+    if constexpr (Kv::kFormat == KvFormat::kInt8) {
+      f32x16 scale = load(token_scales(values[j], padded_dim)) * inverse;
+      if (visible < kChunk) scale = seen_lanes(j, visible) ? scale : f32x16{};  // beyond, it may be anything
+      const u16x16 whole = __builtin_convertvector((u32x16)to_int(weight * scale), u16x16);
+      memcpy(weights + j * kSubBlock, &whole, sizeof whole);
+    } else {
+      store_bf16(weights + j * kSubBlock, weight);
     }
-    total += weight;
-    most = maximum(scaled[j], most);
   }
   store(lane_sums, total);
-  const float top_weight = greatest(most);
-  const float inverse = top_weight > 1e-30f ? kMostInt16 / top_weight : 0.0f;
-#pragma GCC unroll 4
-  for (int j = 0; j < kChunkTiles; j++) {
-    const u16x16 half = __builtin_convertvector((u32x16)to_int(scaled[j] * inverse), u16x16);
-    memcpy(weights + j * kSubBlock, &half, sizeof half);
-  }
-  *weight_scale = top_weight * (1.0f / kMostInt16);
 }
 
 }  // namespace octavo::OCTAVO_ISA
