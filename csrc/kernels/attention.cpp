@@ -184,17 +184,22 @@ void attend_chunk(const AttentionCall& call, const AttentionTask& task, int64_t 
 
 /// Leaves the state of all rows over the keys of one partition in the tile.
 template <class Kv>
-void attend_partition(const AttentionCall& call, const AttentionTask& task, int64_t partition, Tile& tile) {
+void attend_partition(const AttentionCall& call, const AttentionTask& task, const AttentionTask* ahead,
+                      int64_t partition, Tile& tile) {
   memset(tile.sums, 0, tile.rows * tile.padded_dim * sizeof(float));
   memset(tile.lane_sums, 0, tile.rows * kLanes * sizeof(float));
   for (int64_t row = 0; row < tile.rows; row++) tile.top[row] = kLowest;
   const int64_t all_keys = task.position + task.tokens, end = min_of((partition + 1) * kPartition, all_keys);
-  const int64_t fetched_end = task.partition == kWhole ? all_keys : end;
+  const int64_t task_end = task.partition == kWhole ? all_keys : end;
   ChunkTiles tiles = find_tiles(call, task, partition * kPartition, end), next;
   for (int64_t key = partition * kPartition; key < end; key += kChunk) {
-    const bool more = key + kChunk < fetched_end;
-    if (more) next = find_tiles(call, task, key + kChunk, fetched_end);
-    attend_chunk<Kv>(call, task, key, tiles, more ? &next : nullptr, end, tile);
+    const bool more = key + kChunk < task_end;
+    if (more) {
+      next = find_tiles(call, task, key + kChunk, task_end);
+    } else if (ahead) {
+      next = find_tiles(call, *ahead, max_of(0, ahead->partition) * kPartition, ahead->position + ahead->tokens);
+    }
+    attend_chunk<Kv>(call, task, key, tiles, more || ahead ? &next : nullptr, end, tile);
     tiles = next;
   }
 }
@@ -230,11 +235,11 @@ int64_t partitions_of(const AttentionTask& task, int64_t row, int64_t group) {
 }
 
 template <class Kv>
-void attend_whole(const AttentionCall& call, const AttentionTask& task, Tile& tile) {
+void attend_whole(const AttentionCall& call, const AttentionTask& task, const AttentionTask* ahead, Tile& tile) {
   const int64_t size = state_size(tile.padded_dim);
   const int64_t partitions = partitions_of(task, tile.rows - 1, call.group);
   for (int64_t partition = 0; partition < partitions; partition++) {
-    attend_partition<Kv>(call, task, partition, tile);
+    attend_partition<Kv>(call, task, ahead, partition, tile);
     for (int64_t row = 0; row < tile.rows; row++) {
       if (partition >= partitions_of(task, row, call.group)) continue;
       export_state(tile, row, partition == 0 ? tile.state + row * size : tile.next);
@@ -247,25 +252,25 @@ void attend_whole(const AttentionCall& call, const AttentionTask& task, Tile& ti
 }
 
 template <class Kv>
-void attend_as(const AttentionCall& call, const AttentionTask& task, void* scratch) {
+void attend_as(const AttentionCall& call, const AttentionTask& task, const AttentionTask* ahead, void* scratch) {
   Tile tile;
   lay_out(tile, static_cast<char*>(scratch), task.tokens * call.group, call.kv.head_dim);
   load_queries<Kv>(call, task, tile);
   if (task.partition == kWhole) {
-    attend_whole<Kv>(call, task, tile);
+    attend_whole<Kv>(call, task, ahead, tile);
     return;
   }
   const int64_t size = state_size(tile.padded_dim);
-  attend_partition<Kv>(call, task, task.partition, tile);
+  attend_partition<Kv>(call, task, ahead, task.partition, tile);
   float* states = call.partials + task.partial + task.partition * tile.rows * size;
   for (int64_t row = 0; row < tile.rows; row++) export_state(tile, row, states + row * size);
 }
 
-void attend(const AttentionCall& call, const AttentionTask& task, void* scratch) {
+void attend(const AttentionCall& call, const AttentionTask& task, const AttentionTask* ahead, void* scratch) {
   if (call.kv.format == KvFormat::kInt8) {
-    attend_as<Int8Kv>(call, task, scratch);
+    attend_as<Int8Kv>(call, task, ahead, scratch);
   } else {
-    attend_as<Bf16Kv>(call, task, scratch);
+    attend_as<Bf16Kv>(call, task, ahead, scratch);
   }
 }
 

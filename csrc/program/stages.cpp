@@ -81,7 +81,9 @@ void AttentionStage::run(const Step&, int thread, int threads) {
   void* scratch = shared_.scratch->data() + thread * shared_.scratch_bytes;
   // Who takes which task does not matter for results: tasks share nothing.
   for (size_t i; (i = next_task_.fetch_add(1, std::memory_order_relaxed)) < tasks.size();) {
-    kernels_.attend(call_, tasks[i], scratch);
+    // Likely the next of this thread, if the others are as fast; a wrong guess costs some useless fetches.
+    const size_t guess = next_task_.load(std::memory_order_relaxed) + static_cast<size_t>(threads) - 1;
+    kernels_.attend(call_, tasks[i], guess < tasks.size() ? &tasks[guess] : nullptr, scratch);
   }
   const std::vector<AttentionTask>& merges = shared_.plan.merges;
   if (merges.empty()) return;

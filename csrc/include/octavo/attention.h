@@ -83,7 +83,8 @@ struct AttentionKernels {
   /// Bytes of 64-byte aligned scratch one thread needs.
   size_t (*scratch_bytes)(int64_t group, int64_t head_dim);
 
-  void (*attend)(const AttentionCall& call, const AttentionTask& task, void* scratch);
+  /// Does a task. `ahead`: one that this thread may do next, whose first keys are fetched at the end; may be null.
+  void (*attend)(const AttentionCall& call, const AttentionTask& task, const AttentionTask* ahead, void* scratch);
 
   /// Merges the partial states of a task's rows, in order of position, and writes `out`.
   void (*merge)(const AttentionCall& call, const AttentionTask& task);
