@@ -83,4 +83,5 @@ def test_registry_makes_it() -> None:
     assert backend.name == "reference"
     assert backend.kv_element_size() == 4
     assert ReferenceBackend(BackendConfig(), np.float64).kv_element_size() == 8
+    assert backend.kv_element_size("int8") == 4, "rounded numbers stay float32"
     assert "NumPy float32" in backend.describe()

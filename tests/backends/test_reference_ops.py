@@ -106,3 +106,18 @@ def test_rows_do_not_depend_on_their_neighbours(count: int) -> None:
         for start in range(0, 64 - count + 1, count):
             part = op(x[start : start + count], positions[start : start + count])
             np.testing.assert_array_equal(part, whole[start : start + count])
+
+
+def test_int8_rounding_is_to_nearest_even_of_the_heads_greatest() -> None:
+    rows = np.array([[127.0, 0.5, 1.5, -2.5, 0.0, 0.0, 0.0, 0.0, 12.7, -0.05, 0.04, 1.0]])
+    expected = [127.0, 0.0, 2.0, -2.0, 0.0, 0.0, 0.0, 0.0, 12.7, 0.0, 0.0, 1.0]
+    np.testing.assert_allclose(ops.round_to_int8(rows, 4)[0], expected, atol=1e-6)
+    rows[0, 5] = np.inf
+    assert list(np.isnan(ops.round_to_int8(rows, 4)[0])) == [False] * 4 + [True] * 4 + [False] * 4
+
+
+def test_bf16_rounding_is_to_nearest_even() -> None:
+    rows = np.array([[1.0, 1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-7, 1 + 2**-8 + 2**-20]], np.float32)
+    np.testing.assert_array_equal(
+        ops.round_to_bf16(rows, 5)[0], np.array([1, 1, 1 + 2**-6, -1 - 2**-7, 1 + 2**-7], np.float32)
+    )

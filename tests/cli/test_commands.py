@@ -127,6 +127,10 @@ def test_plan_counts_bytes_and_blocks(smollm2_path: str) -> None:
     plan = make_plan(config, free_memory=8 << 30)
     assert plan.spec.bytes_per_token == 2 * plan.spec.element_size * 30 * 3 * 64
     assert plan.num_blocks == (100 << 20) // (16 * plan.spec.bytes_per_token) - 1
+    int8 = engine_config_from_kwargs(model=smollm2_path, kv_cache_memory="100MiB", backend="cpu", kv_cache_dtype="int8")
+    smaller = make_plan(int8, free_memory=8 << 30)
+    assert smaller.spec.bytes_per_token == 2 * 30 * 3 * (64 + 4)
+    assert smaller.num_tokens > 1.8 * plan.num_tokens
     assert plan.requests_of(1024) == plan.num_blocks // 64
     assert plan.requests_of(1025) == plan.num_blocks // 65
     done = octavo("plan", smollm2_path, "--kv-cache-memory", "100MiB")

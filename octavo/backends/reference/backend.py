@@ -32,10 +32,10 @@ class ReferenceBackend:
         return f"reference (NumPy {self._dtype.name}, slow)"
 
     def kv_element_size(self, kv_dtype: KVDtype = "auto") -> int:
-        return 1 if kv_dtype == "int8" else self._dtype.itemsize
+        return self._dtype.itemsize
 
     def kv_scale_size(self, kv_dtype: KVDtype = "auto") -> int:
-        return 4 if kv_dtype == "int8" else 0
+        return 0
 
     def prepare(self, program: Program, weights: Weights, limits: Limits) -> ReferenceRunnable:
         """Dequantise, allocate the cache. Raises KernelError naming an op or a weight that does not fit."""
