@@ -11,6 +11,7 @@
 #include <stdexcept>
 
 #include "bindings_linear.h"
+#include "bindings_sampler.h"
 #include "isa/select.h"
 #include "program/memory.h"
 #include "program/program.h"
@@ -204,4 +205,5 @@ NB_MODULE(_kernels, m) {
   octavo::bind_weights(m);
   octavo::bind_program(m);
   octavo::bind_linear(m);
+  octavo::bind_sampler(m);
 }

@@ -20,6 +20,7 @@ extern const KernelTable OCTAVO_TABLE = {
     &OCTAVO_ISA::kLinearKernels,
     &OCTAVO_ISA::kElementwiseKernels,
     &OCTAVO_ISA::kAttentionKernels,
+    &OCTAVO_ISA::kSamplingKernels,
 };
 
 }  // namespace octavo

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,25 @@ from octavo.quantization.base import Weights
 Int32Array = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 KVDtype = Literal["auto", "bfloat16", "int8"]  # auto: the backend's own
+SampleRows = npt.NDArray[Any]  # of SAMPLE_ROW
+
+# What is wanted of one row of logits, in the layout of SampleRow in csrc/program/sampler.h.
+SAMPLE_ROW = np.dtype(
+    [
+        ("seed", np.uint64),  # the key of the draw,
+        ("sample_index", np.uint64),
+        ("position", np.uint64),  # and its counter: the token's position in the sequence
+        ("top_p", np.float64),
+        ("temperature", np.float32),  # 0: greedy
+        ("min_p", np.float32),
+        ("top_k", np.int32),  # 0 or less: off
+        ("num_logprobs", np.int32),  # -1: none; 0: of the token only; at most the vocabulary
+        ("given_token", np.int32),  # -1: choose one, else its logprobs are wanted
+        ("logit_row", np.int32),  # of the logits
+        ("adjusted_row", np.int32),  # of ``adjusted``, from which the token is chosen; -1: from the logits themselves
+        ("unused", np.int32),
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +64,36 @@ class StepInputs:
     seq_lens: Int32Array  # [S], tokens in the KV cache after this step
     block_tables: Int32Array  # [S, B]
     logit_rows: Int32Array  # [R], row indices into T
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRows:
+    """Of N rows, in their order. W is 1 + the greatest ``num_logprobs``, 0 when nobody wants any."""
+
+    token_ids: Int32Array  # [N]; -1 where a logit is NaN or infinite, and then nothing else is valid
+    ranks: Int32Array  # [N], 1-based rank of the token among the logits, ties in token id order; valid with logprobs
+    logprob_ids: Int32Array  # [N, W]: the token, then the most probable ones; 1 + num_logprobs entries are valid
+    logprobs: npt.NDArray[np.float64]  # [N, W], log-softmax of the logits, at least -9999
+
+    @classmethod
+    def empty(cls, rows: SampleRows) -> SampledRows:
+        """Room for the results of ``rows``."""
+        width = 1 + int(rows["num_logprobs"].max(initial=-1))
+        ids = np.empty((2, rows.size), np.int32)
+        return cls(ids[0], ids[1], np.empty((rows.size, width), np.int32), np.empty((rows.size, width)))
+
+
+@runtime_checkable
+class RowSampler(Protocol):
+    """A Runnable that also chooses tokens; the worker's own sampler serves those that cannot."""
+
+    def sample(self, rows: SampleRows, adjusted: FloatArray | None) -> SampledRows:
+        """Choose tokens from the logits of the last run. ``adjusted``: [M, vocab_size], rows changed by processors.
+
+        A row's result is a function of its logits and its SAMPLE_ROW alone. -inf in ``adjusted`` excludes a token;
+        the maximum of each of its rows is finite. Releases the GIL. Raises KernelError for a row that is not there.
+        """
+        ...
 
 
 class Runnable(Protocol):

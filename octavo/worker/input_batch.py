@@ -48,8 +48,8 @@ class InputBatch:
     """One pass: what the program reads, and what its logits are for."""
 
     inputs: StepInputs
-    sampled_rows: list[int]  # rows of RequestStates that get a token
-    sampled_logits: list[int]  # the logits it is drawn from
+    sampled_rows: IntArray  # rows of RequestStates that get a token
+    sampled_logits: IntArray  # the logits it is drawn from
     prompt_spans: list[PromptSpan]
 
 
@@ -105,7 +105,7 @@ def build_input_batch(states: RequestStates, tables: BlockTables, chunks: Chunks
         block_tables=tables.table[rows],
         logit_rows=logit_rows.astype(np.int32),
     )
-    return InputBatch(inputs, rows[sampled].tolist(), first.tolist(), spans)
+    return InputBatch(inputs, rows[sampled], first, spans)
 
 
 def _with_prompt_rows(

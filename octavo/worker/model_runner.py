@@ -9,14 +9,15 @@ last one. Knows nothing of policies, blocks' owners, text, or which kernels run 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
-from octavo.backends.base import FloatArray, Limits, Runnable
+from octavo.backends.base import FloatArray, Limits, RowSampler, Runnable, SampledRows, SampleRows
 from octavo.exceptions import RequestError
 from octavo.messages import CachedRequestData, ModelRunnerOutput, SchedulerOutput, TokenLogprobs
 from octavo.worker.block_tables import BlockTables
 from octavo.worker.input_batch import Chunks, InputBatch, PromptSpan, build_input_batch, split_passes
 from octavo.worker.request_states import RequestStates
-from octavo.worker.sample.logprobs import token_logprobs
+from octavo.worker.sample.rows import sample_rows
 
 NOT_FINITE = "the model returned NaN or infinite logits"
 
@@ -26,6 +27,7 @@ class ModelRunner:
 
     def __init__(self, runnable: Runnable, limits: Limits, *, vocab_size: int, max_model_len: int) -> None:
         self._runnable = runnable
+        self._sampler = runnable if isinstance(runnable, RowSampler) else None
         self._max_prompt_rows = limits.max_rows - limits.max_seqs
         self._states = RequestStates(limits.max_seqs, max_model_len, vocab_size)
         self._tables = BlockTables(limits.max_seqs, limits.max_blocks_per_seq, limits.block_size)
@@ -102,49 +104,107 @@ class ModelRunner:
         """Sample every finished chunk and take prompt logprobs; whatever goes wrong is the one request's error."""
         if logits.shape[0] == 0:
             return
-        best = logits.argmax(axis=1)  # a row with NaN yields its NaN
-        finite = np.isfinite(logits[np.arange(best.size), best]) & np.isfinite(logits.min(axis=1))
+        states = self._states
+        rows = states.sample_rows[batch.sampled_rows]
+        rows["logit_row"] = batch.sampled_logits
+        rows["position"] = states.num_tokens[batch.sampled_rows]
+        adjusted = None
+        if states.has_processors[batch.sampled_rows].any():
+            adjusted = self._adjust(batch, logits, rows, id_of_row, output)
+        num_sampled = rows.size
+        if batch.prompt_spans:
+            rows = np.concatenate([rows, *(self._prompt_rows(span) for span in batch.prompt_spans)])
+        if self._sampler is not None:
+            sampled = self._sampler.sample(rows, adjusted)
+        else:
+            sampled = sample_rows(logits, rows, adjusted)
+        first = num_sampled
         for span in batch.prompt_spans:
-            request_id = id_of_row[span.row]
-            if request_id in self._failed:
+            self._take_prompt_logprobs(span, sampled, rows, first, id_of_row[span.row], output)
+            first += span.count
+        self._take_tokens(batch.sampled_rows, sampled, rows, id_of_row, output)
+
+    def _adjust(
+        self,
+        batch: InputBatch,
+        logits: FloatArray,
+        rows: SampleRows,
+        id_of_row: dict[int, str],
+        output: ModelRunnerOutput,
+    ) -> FloatArray | None:
+        """Copies of the logits of requests with processors, after these; ``rows`` learn where theirs is."""
+        states = self._states
+        adjusted: list[FloatArray] = []
+        for i in np.flatnonzero(states.has_processors[batch.sampled_rows]).tolist():
+            row, raw = int(batch.sampled_rows[i]), logits[batch.sampled_logits[i]]
+            sampler = states.samplers[row]
+            if sampler is None or id_of_row[row] in self._failed or not np.isfinite(raw).all():
                 continue
             try:
-                if not finite[span.first_logit : span.first_logit + span.count].all():
-                    raise RequestError(NOT_FINITE)
-                output.prompt_logprobs.setdefault(request_id, []).extend(self._prompt_logprobs(span, logits))
+                adjusted.append(sampler.adjust(raw, states.tokens(row), int(states.num_prompt_tokens[row])))
+                rows["adjusted_row"][i] = len(adjusted) - 1
             except Exception as error:
-                self._fail(request_id, error, output)
-        for row, index in zip(batch.sampled_rows, batch.sampled_logits):
+                self._fail(id_of_row[row], error, output)
+        return np.stack(adjusted) if adjusted else None
+
+    def _take_tokens(
+        self,
+        state_rows: npt.NDArray[np.int64],
+        sampled: SampledRows,
+        rows: SampleRows,
+        id_of_row: dict[int, str],
+        output: ModelRunnerOutput,
+    ) -> None:
+        """Keep and report the tokens of ``state_rows``, which are the first of ``sampled``."""
+        wants_logprobs = sampled.logprobs.shape[1] > 0
+        kept = []
+        for i, (row, token_id) in enumerate(zip(state_rows.tolist(), sampled.token_ids.tolist())):
             request_id = id_of_row[row]
             if request_id in self._failed:
                 continue
-            try:
-                if not finite[index]:
-                    raise RequestError(NOT_FINITE)
-                self._sample(row, request_id, logits[index], int(best[index]), output)
-            except Exception as error:
-                self._fail(request_id, error, output)
+            if token_id < 0:
+                self._fail(request_id, RequestError(NOT_FINITE), output)
+                continue
+            kept.append(i)
+            output.sampled_token_ids[request_id] = [token_id]
+            if wants_logprobs and (k := int(rows["num_logprobs"][i])) >= 0:
+                output.logprobs[request_id] = [_token_logprobs(sampled, i, k)]
+        self._states.append(state_rows[kept], sampled.token_ids[kept])
 
-    def _sample(self, row: int, request_id: str, logits: FloatArray, best: int, output: ModelRunnerOutput) -> None:
-        """Choose the next token of ``row``, keep it, and report it."""
-        states = self._states
-        sampler = states.samplers[row]
-        assert sampler is not None
-        token_id, logprobs = best, None
-        if not sampler.takes_argmax:
-            token_id, logprobs = sampler.sample(logits, states.tokens(row), int(states.num_prompt_tokens[row]))
-        states.append(row, token_id)
-        output.sampled_token_ids[request_id] = [token_id]
-        if logprobs is not None:
-            output.logprobs[request_id] = [logprobs]
-
-    def _prompt_logprobs(self, span: PromptSpan, logits: FloatArray) -> list[TokenLogprobs]:
+    def _prompt_rows(self, span: PromptSpan) -> SampleRows:
+        """SAMPLE_ROWs that ask for the logprobs of the prompt's own tokens."""
         sampler = self._states.samplers[span.row]
         assert sampler is not None
-        k = sampler.params.prompt_logprobs or 0
-        tokens = self._states.token_ids[span.row, span.first_position : span.first_position + span.count].tolist()
-        return [token_logprobs(logits[span.first_logit + i], token, k) for i, token in enumerate(tokens)]
+        rows = np.repeat(sampler.row, span.count)
+        rows["num_logprobs"] = sampler.num_prompt_logprobs
+        rows["given_token"] = self._states.token_ids[span.row, span.first_position : span.first_position + span.count]
+        rows["logit_row"] = span.first_logit + np.arange(span.count)
+        return rows
+
+    def _take_prompt_logprobs(
+        self,
+        span: PromptSpan,
+        sampled: SampledRows,
+        rows: SampleRows,
+        first: int,
+        request_id: str,
+        output: ModelRunnerOutput,
+    ) -> None:
+        """Report the results ``first .. first + span.count - 1``."""
+        if request_id in self._failed:
+            return
+        if (sampled.token_ids[first : first + span.count] < 0).any():
+            self._fail(request_id, RequestError(NOT_FINITE), output)
+            return
+        k = int(rows["num_logprobs"][first])
+        entries = [_token_logprobs(sampled, i, k) for i in range(first, first + span.count)]
+        output.prompt_logprobs.setdefault(request_id, []).extend(entries)
 
     def _fail(self, request_id: str, error: Exception, output: ModelRunnerOutput) -> None:
         self._failed[request_id] = str(error) or type(error).__name__
         output.prompt_logprobs.pop(request_id, None)
+
+
+def _token_logprobs(sampled: SampledRows, i: int, k: int) -> TokenLogprobs:
+    ids, values = sampled.logprob_ids[i, : k + 1].tolist(), sampled.logprobs[i, : k + 1].tolist()
+    return TokenLogprobs(ids, values, [int(sampled.ranks[i]), *range(1, k + 1)])

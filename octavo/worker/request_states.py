@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from octavo.backends.base import Int32Array
+from octavo.backends.base import SAMPLE_ROW, Int32Array, SampleRows
 from octavo.exceptions import RequestError
 from octavo.messages import NewRequestData
 from octavo.worker.sample.sampler import RequestSampler
@@ -28,6 +28,8 @@ class RequestStates:
         self.num_tokens: npt.NDArray[np.int64] = np.zeros(num_rows, np.int64)
         self.num_prompt_tokens: npt.NDArray[np.int64] = np.zeros(num_rows, np.int64)
         self.wants_prompt_logprobs: npt.NDArray[np.bool_] = np.zeros(num_rows, np.bool_)
+        self.has_processors: npt.NDArray[np.bool_] = np.zeros(num_rows, np.bool_)
+        self.sample_rows: SampleRows = np.zeros(num_rows, SAMPLE_ROW)
         self.samplers: list[RequestSampler | None] = [None] * num_rows
         self.row_of: dict[str, int] = {}
         self._free = list(range(num_rows - 1, -1, -1))
@@ -35,7 +37,7 @@ class RequestStates:
     def add(self, request: NewRequestData) -> int:
         """Give ``request`` a row and return it. Raises RequestError, changing nothing, if it cannot have one."""
         self._check(request)
-        sampler = RequestSampler.of(request)
+        sampler = RequestSampler.of(request, self._vocab_size)
         row = self._free.pop()
         count = len(request.token_ids)
         self.token_ids[row, :count] = request.token_ids
@@ -43,6 +45,8 @@ class RequestStates:
         self.num_prompt_tokens[row] = request.num_prompt_tokens
         self.wants_prompt_logprobs[row] = request.sampling_params.prompt_logprobs is not None
         self.samplers[row] = sampler
+        self.sample_rows[row] = sampler.row[0]
+        self.has_processors[row] = bool(sampler.processors)
         self.row_of[request.request_id] = row
         return row
 
@@ -66,12 +70,14 @@ class RequestStates:
             self.samplers[row] = None
             self._free.append(row)
 
-    def append(self, row: int, token_id: int) -> None:
-        """Append a sampled token. One that no longer fits is dropped: nothing can be computed after it."""
-        count = int(self.num_tokens[row])
-        if count < self.token_ids.shape[1]:
-            self.token_ids[row, count] = token_id
-            self.num_tokens[row] = count + 1
+    def append(self, rows: npt.NDArray[np.int64], token_ids: Int32Array) -> None:
+        """Append a sampled token to each of ``rows``. One that no longer fits is dropped: nothing can follow it."""
+        counts = self.num_tokens[rows]
+        fits = counts < self.token_ids.shape[1]
+        if not fits.all():
+            rows, token_ids, counts = rows[fits], token_ids[fits], counts[fits]
+        self.token_ids[rows, counts] = token_ids
+        self.num_tokens[rows] = counts + 1
 
     def tokens(self, row: int) -> Int32Array:
         """Prompt and output of ``row``, int32 ``[num_tokens]``, a view."""

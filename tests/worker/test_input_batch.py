@@ -148,8 +148,8 @@ def check_batch(
         array = getattr(inputs, name)
         assert array.dtype == np.int32, name
         assert array.flags.c_contiguous, name
-    assert list(batch.sampled_logits) == expected["sampled"]
-    assert batch.sampled_rows == [row for row, _ in reads["sampled"]]
+    assert batch.sampled_logits.tolist() == expected["sampled"]
+    assert batch.sampled_rows.tolist() == [row for row, _ in reads["sampled"]]
     spans = [(s.row, s.first_position + i, s.first_logit + i) for s in batch.prompt_spans for i in range(s.count)]
     assert [(row, position) for row, position, _ in spans] == reads["prompt"]
     assert sorted([*expected["sampled"], *(logit for _, _, logit in spans)]) == list(range(len(expected["logits"])))

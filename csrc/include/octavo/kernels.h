@@ -14,6 +14,7 @@
 #include "octavo/attention.h"
 #include "octavo/elementwise.h"
 #include "octavo/linear.h"
+#include "octavo/sampling.h"
 
 namespace octavo {
 
@@ -23,6 +24,7 @@ struct KernelTable {
   const LinearKernels* linear;
   const ElementwiseKernels* elementwise;
   const AttentionKernels* attention;
+  const SamplingKernels* sampling;
 };
 
 // Defined in csrc/isa/<isa>.cpp, where built.

@@ -105,6 +105,37 @@ class Program:
     @property
     def kv_bytes(self) -> int: ...
 
+_Bytes = npt.NDArray[np.uint8]
+_Floats = npt.NDArray[np.float32]
+_Doubles = npt.NDArray[np.float64]
+
+class Sampler:
+    """Rows of logits to tokens (csrc/bindings_sampler.cpp); ``rows`` is an array of SAMPLE_ROW as bytes."""
+
+    def __init__(self, pool: ThreadPool, isa: str = "") -> None: ...
+    def sample(
+        self,
+        logits: _Floats,
+        adjusted: _Floats | None,
+        rows: _Bytes,
+        token_ids: _Int32,
+        ranks: _Int32,
+        logprob_ids: _Int32,
+        logprobs: _Doubles,
+    ) -> None: ...
+    def sample_step(
+        self,
+        program: Program,
+        adjusted: _Floats | None,
+        rows: _Bytes,
+        token_ids: _Int32,
+        ranks: _Int32,
+        logprob_ids: _Int32,
+        logprobs: _Doubles,
+    ) -> None: ...
+
+def uniform(seed: int, sample_index: int, position: int) -> float: ...
+
 class LinearProbe:
     """A single linear for tests and measurements (csrc/bindings_linear.cpp)."""
 

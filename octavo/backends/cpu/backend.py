@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from octavo.backends.base import FloatArray, KVDtype, Limits, StepInputs
+from octavo.backends.base import FloatArray, KVDtype, Limits, SampledRows, SampleRows, StepInputs
 from octavo.backends.cpu import _kernels
 from octavo.backends.cpu.buffers import View
 from octavo.backends.cpu.lowering import LoweredProgram, lower
@@ -71,7 +71,8 @@ class CpuBackend:
         lowered = lower(program, limits, scratch_bytes)
         native = self._new_program(program, limits, lowered.arena_floats)
         _build(native, lowered, packed)
-        return CpuRunnable(native, packed, limits)
+        sampler = _kernels.Sampler(self._pool, self._kernels.isa)
+        return CpuRunnable(native, packed, limits, sampler)
 
     def _new_program(self, program: Program, limits: Limits, arena_floats: int) -> _kernels.Program:
         return _kernels.Program(
@@ -97,8 +98,10 @@ class CpuBackend:
 class CpuRunnable:
     """A prepared model: native program, packed weights, KV cache."""
 
-    def __init__(self, native: _kernels.Program, packed: PackedWeights, limits: Limits) -> None:
-        self._native, self._packed, self.limits = native, packed, limits
+    def __init__(
+        self, native: _kernels.Program, packed: PackedWeights, limits: Limits, sampler: _kernels.Sampler
+    ) -> None:
+        self._native, self._packed, self.limits, self._sampler = native, packed, limits, sampler
 
     @property
     def weight_bytes(self) -> int:
@@ -127,6 +130,18 @@ class CpuRunnable:
             raise KernelError(str(error)) from None
         logits: FloatArray = self._native.logits()
         return logits
+
+    def sample(self, rows: SampleRows, adjusted: FloatArray | None) -> SampledRows:
+        """See ``RowSampler.sample``: one native call for all rows, on the backend's threads."""
+        out = SampledRows.empty(rows)
+        data = rows.view(np.uint8)
+        try:
+            self._sampler.sample_step(
+                self._native, adjusted, data, out.token_ids, out.ranks, out.logprob_ids, out.logprobs
+            )
+        except (ValueError, TypeError) as error:
+            raise KernelError(str(error)) from None
+        return out
 
     def argmax(self) -> npt.NDArray[np.int32]:
         """Per row of the last step's logits, the lowest index of the greatest value."""

@@ -1,8 +1,9 @@
-"""From a row of logits to a token, one request at a time.
+"""How one request turns logits into tokens.
 
-Order: raw logits (logprobs are taken here) -> processors in ``PROCESSORS`` order -> greedy, or temperature, min-p,
-top-k, top-p, draw. Every number depends on the row and on its request alone, so a token is the same in any batch.
-Knows nothing of steps, rows of the batch or the KV cache.
+Order: raw logits (logprobs are taken here) -> processors in ``PROCESSORS`` order -> greedy, or temperature, top-k,
+min-p, top-p, draw. The processors run here, and only for requests that have any; all the rest is a row of numbers
+(``SAMPLE_ROW``) that the backend's sampler or ``sample.rows`` obeys. Every number depends on the row and on its request
+alone, so a token is the same in any batch. Knows nothing of steps, rows of the batch or the KV cache.
 """
 
 from __future__ import annotations
@@ -12,17 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from octavo.backends.base import FloatArray, Int32Array
+from octavo.backends.base import SAMPLE_ROW, FloatArray, Int32Array, SampleRows
 from octavo.exceptions import RequestError
-from octavo.messages import NewRequestData, SamplingParams, TokenLogprobs
+from octavo.messages import NewRequestData
 from octavo.worker.sample import allowed_token_ids, logit_bias, min_tokens, penalties
-from octavo.worker.sample.draw import inverse_cdf, uniform
-from octavo.worker.sample.logprobs import token_logprobs
-from octavo.worker.sample.min_p import min_p
+from octavo.worker.sample.draw import MASK64
 from octavo.worker.sample.processor import LogitsProcessor
-from octavo.worker.sample.temperature import weights
-from octavo.worker.sample.top_k import top_k
-from octavo.worker.sample.top_p import top_p
 
 DEFAULT_SEED = 0  # the front end always sends a seed; this one serves direct users of the worker
 
@@ -35,63 +31,46 @@ PROCESSORS: tuple[Callable[[NewRequestData], LogitsProcessor | None], ...] = (
 )
 
 
+def sample_row(request: NewRequestData, vocab_size: int) -> SampleRows:
+    """What the request wants of every row: SAMPLE_ROW ``[1]``, without position and places."""
+    params = request.sampling_params
+    row = np.zeros(1, SAMPLE_ROW)
+    row["seed"] = (DEFAULT_SEED if params.seed is None else params.seed) & MASK64
+    row["sample_index"] = request.sample_index
+    row["top_p"], row["min_p"] = params.top_p, params.min_p
+    row["temperature"] = 0.0 if params.greedy else params.temperature
+    row["top_k"] = min(params.top_k, vocab_size)
+    row["num_logprobs"] = -1 if params.logprobs is None else min(params.logprobs, vocab_size)
+    row["given_token"] = row["adjusted_row"] = -1
+    return row
+
+
 @dataclass(frozen=True, slots=True)
 class RequestSampler:
-    """How one request chooses its tokens; made once per request."""
+    """What one request does to its logits; made once per request."""
 
-    params: SamplingParams
     processors: tuple[LogitsProcessor, ...]
-    seed: int
-    sample_index: int
+    row: SampleRows  # [1]
+    num_prompt_logprobs: int  # 0 also when it wants none
 
     @classmethod
-    def of(cls, request: NewRequestData) -> RequestSampler:
-        params = request.sampling_params
+    def of(cls, request: NewRequestData, vocab_size: int) -> RequestSampler:
         processors = tuple(p for make in PROCESSORS if (p := make(request)) is not None)
-        seed = DEFAULT_SEED if params.seed is None else params.seed
-        return cls(params, processors, seed, request.sample_index)
+        num_prompt_logprobs = min(request.sampling_params.prompt_logprobs or 0, vocab_size)
+        return cls(processors, sample_row(request, vocab_size), num_prompt_logprobs)
 
-    @property
-    def takes_argmax(self) -> bool:
-        """Whether the token is simply the greatest raw logit, and nothing else is asked for."""
-        return self.params.greedy and not self.processors and self.params.logprobs is None
+    def adjust(self, raw: FloatArray, token_ids: Int32Array, num_prompt_tokens: int) -> FloatArray:
+        """A copy of ``raw`` (float32 ``[vocab_size]``, finite) after the processors.
 
-    def sample(
-        self, raw: FloatArray, token_ids: Int32Array, num_prompt_tokens: int
-    ) -> tuple[int, TokenLogprobs | None]:
-        """The next token after ``token_ids`` (prompt + output, int32) and its logprobs if asked for.
-
-        ``raw`` is float32 ``[vocab_size]``, finite, and left unchanged. Raises RequestError when the request's own
-        masks exclude every token or its penalties overflow.
+        ``token_ids`` is prompt + output, int32. Raises RequestError when the request's own masks exclude every token
+        or its penalties overflow.
         """
-        row = raw
-        if self.processors:
-            row = raw.copy()
-            for processor in self.processors:
-                processor.apply(row, token_ids, num_prompt_tokens)
-            highest = row.max()
-            if highest == -np.inf:
-                raise RequestError("no token is left: allowed_token_ids and min_tokens exclude them all")
-            if not np.isfinite(highest):
-                raise RequestError("the penalties of this request overflow float32")
-        token_id = int(row.argmax()) if self.params.greedy else self._draw(row, token_ids.size)
-        if self.params.logprobs is None:
-            return token_id, None
-        return token_id, token_logprobs(raw, token_id, self.params.logprobs)
-
-    def _draw(self, row: FloatArray, position: int) -> int:
-        """A random token of ``row`` for ``position`` in the sequence."""
-        params, ids = self.params, None
-        # Top-k and min-p both keep a head of the same ranking, so their order is free: top-k first leaves less to do.
-        if 0 < params.top_k < row.size:
-            ids = top_k(row, params.top_k)
-            row = row[ids]
-        mass = weights(row, params.temperature)
-        if params.min_p > 0.0:
-            kept = min_p(mass, params.min_p)
-            ids, mass = (kept if ids is None else ids[kept]), mass[kept]
-        if params.top_p < 1.0:
-            kept = top_p(mass, params.top_p)
-            ids, mass = (kept if ids is None else ids[kept]), mass[kept]
-        index = inverse_cdf(mass, uniform(self.seed, self.sample_index, position))
-        return index if ids is None else int(ids[index])
+        row = raw.copy()
+        for processor in self.processors:
+            processor.apply(row, token_ids, num_prompt_tokens)
+        highest = row.max()
+        if highest == -np.inf:
+            raise RequestError("no token is left: allowed_token_ids and min_tokens exclude them all")
+        if not np.isfinite(highest):
+            raise RequestError("the penalties of this request overflow float32")
+        return row

@@ -1,4 +1,4 @@
-"""RequestSampler: processors and the choice of a token, against plain formulas and by statistics."""
+"""Processors and the choice of a token, against plain formulas and by statistics: in NumPy, and natively per ISA."""
 
 from __future__ import annotations
 
@@ -7,15 +7,57 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo.backends.base import SampledRows, SampleRows
+from octavo.backends.cpu import _kernels
 from octavo.exceptions import RequestError
-from octavo.messages import NewRequestData, SamplingParams
+from octavo.messages import NewRequestData, SamplingParams, TokenLogprobs
+from octavo.worker.sample.rows import sample_rows
 from octavo.worker.sample.sampler import RequestSampler
 from octavo.worker.sample.temperature import weights
 
 VOCAB = 40
 
 
-def sampler(params: SamplingParams, *, sample_index: int = 0, eos: list[int] | None = None) -> RequestSampler:
+def choose(how: str, logits: np.ndarray, rows: SampleRows, adjusted: np.ndarray | None) -> SampledRows:
+    """``sample_rows``, or the native sampler of an instruction set."""
+    if how == "numpy":
+        return sample_rows(logits, rows, adjusted)
+    out = SampledRows.empty(rows)
+    native = _kernels.Sampler(_kernels.ThreadPool(1), how)
+    native.sample(logits, adjusted, rows.view(np.uint8), out.token_ids, out.ranks, out.logprob_ids, out.logprobs)
+    return out
+
+
+class Chooser:
+    """One request's sampler on one implementation: row of logits in, token and logprobs out."""
+
+    def __init__(self, how: str, params: SamplingParams, *, sample_index: int = 0, eos: list[int] | None = None):
+        self.how, self.params, self.sample_index, self.eos = how, params, sample_index, eos
+
+    def sample(self, raw: np.ndarray, token_ids: np.ndarray, prompt: int) -> tuple[int, TokenLogprobs | None]:
+        request = sampler(self.params, sample_index=self.sample_index, eos=self.eos, vocab_size=raw.size)
+        rows = request.row.copy()
+        rows["position"] = token_ids.size
+        adjusted = None
+        if request.processors:
+            adjusted = request.adjust(raw, token_ids, prompt)[None]
+            rows["adjusted_row"] = 0
+        out = choose(self.how, raw[None], rows, adjusted)
+        k, token = int(rows["num_logprobs"][0]), int(out.token_ids[0])
+        if k < 0:
+            return token, None
+        ids, values = out.logprob_ids[0, : k + 1].tolist(), out.logprobs[0, : k + 1].tolist()
+        return token, TokenLogprobs(ids, values, [int(out.ranks[0]), *range(1, k + 1)])
+
+
+@pytest.fixture(params=["numpy", *_kernels.usable_isas()])
+def how(request) -> str:
+    return request.param
+
+
+def sampler(
+    params: SamplingParams, *, sample_index: int = 0, eos: list[int] | None = None, vocab_size: int = VOCAB
+) -> RequestSampler:
     request = NewRequestData(
         request_id="r",
         token_ids=[0],
@@ -26,7 +68,7 @@ def sampler(params: SamplingParams, *, sample_index: int = 0, eos: list[int] | N
         sample_index=sample_index,
         eos_token_ids=eos or [],
     )
-    return RequestSampler.of(request)
+    return RequestSampler.of(request, vocab_size)
 
 
 def processed(params: SamplingParams, row: np.ndarray, tokens: list[int], prompt: int, eos=()) -> np.ndarray:
@@ -95,26 +137,26 @@ def test_masks_that_leave_nothing_and_penalties_that_overflow_are_errors():
     tokens = np.array([1, 2], np.int32)
     nothing = sampler(SamplingParams(allowed_token_ids=[4], stop_token_ids=[4], min_tokens=1))
     with pytest.raises(RequestError, match="no token is left"):
-        nothing.sample(random_row(), tokens, 2)
+        nothing.adjust(random_row(), tokens, 2)
     overflow = sampler(SamplingParams(repetition_penalty=1e-6))
     with np.errstate(all="ignore"), pytest.raises(RequestError, match="overflow"):
-        overflow.sample(np.abs(random_row(spread=1e35)), tokens, 2)
+        overflow.adjust(np.abs(random_row(spread=1e35)), tokens, 2)
 
 
-def test_greedy_takes_the_lowest_id_among_the_greatest():
+def test_greedy_takes_the_lowest_id_among_the_greatest(how):
     row = np.zeros(VOCAB, np.float32)
     row[[9, 5, 30]] = 2.0
-    assert sampler(SamplingParams(temperature=0.0)).sample(row, np.array([1], np.int32), 1) == (5, None)
+    assert Chooser(how, SamplingParams(temperature=0.0)).sample(row, np.array([1], np.int32), 1) == (5, None)
     # Whatever filters come along: greedy is greedy.
     params = SamplingParams(temperature=1e-6, top_k=3, top_p=0.1, min_p=0.9)
-    assert sampler(params).sample(row, np.array([1], np.int32), 1)[0] == 5
+    assert Chooser(how, params).sample(row, np.array([1], np.int32), 1)[0] == 5
 
 
-def test_sampling_leaves_the_row_unchanged():
+def test_sampling_leaves_the_row_unchanged(how):
     row = random_row()
     before = row.copy()
     params = SamplingParams(top_k=5, top_p=0.9, min_p=0.01, logit_bias={2: 3.0}, repetition_penalty=1.2, logprobs=3)
-    sampler(params).sample(row, np.array([1, 2], np.int32), 1)
+    Chooser(how, params).sample(row, np.array([1, 2], np.int32), 1)
     np.testing.assert_array_equal(row, before)
 
 
@@ -147,13 +189,13 @@ DISTRIBUTIONS = [
 
 @pytest.mark.parametrize("params", DISTRIBUTIONS, ids=repr)
 @pytest.mark.parametrize("size", [VOCAB, 700])
-def test_tokens_follow_the_filtered_distribution(params, size):
+def test_tokens_follow_the_filtered_distribution(how, params, size):
     """Chi-square over 3000 positions of one request with a fixed seed; excluded tokens never come."""
     draws = 3000
     row = random_row(3, size)
-    chooser = sampler(params.replace(seed=11))
-    lengths = [np.zeros(position, np.int32) for position in range(1, draws + 1)]
-    tokens = [chooser.sample(row, token_ids, 1)[0] for token_ids in lengths]
+    wants = np.repeat(sampler(params.replace(seed=11), vocab_size=size).row, draws)
+    wants["position"] = np.arange(draws)
+    tokens = choose(how, row[None], wants, None).token_ids
     counts = np.bincount(tokens, minlength=size)
     expected = draws * expected_distribution(row, params)
     assert counts[expected == 0].sum() == 0
@@ -167,23 +209,23 @@ def test_tokens_follow_the_filtered_distribution(params, size):
     assert statistic < freedom + 4 * np.sqrt(2 * freedom) + 8
 
 
-def test_the_token_is_a_function_of_seed_sample_index_and_position():
+def test_the_token_is_a_function_of_seed_sample_index_and_position(how):
     row = np.zeros(5000, np.float32)
     tokens = np.zeros(10, np.int32)
 
     def draw(seed: int | None, sample_index: int, position: int) -> int:
         params = SamplingParams(seed=seed)
-        return sampler(params, sample_index=sample_index).sample(row, np.resize(tokens, position), 1)[0]
+        return Chooser(how, params, sample_index=sample_index).sample(row, np.resize(tokens, position), 1)[0]
 
     assert draw(4, 0, 10) == draw(4, 0, 10)
     assert len({draw(4, 0, 10), draw(5, 0, 10), draw(4, 1, 10), draw(4, 0, 11)}) == 4
     assert draw(None, 0, 10) == draw(0, 0, 10)
 
 
-def test_logprobs_are_of_the_raw_logits():
+def test_logprobs_are_of_the_raw_logits(how):
     row = random_row(1)
     params = SamplingParams(temperature=0.3, logit_bias={6: 100.0}, logprobs=4, top_k=2)
-    token, logprobs = sampler(params).sample(row, np.array([1], np.int32), 1)
+    token, logprobs = Chooser(how, params).sample(row, np.array([1], np.int32), 1)
     assert token == 6
     exact = row.astype(np.float64) - np.log(np.exp(row.astype(np.float64)).sum())
     order = np.argsort(-exact, kind="stable")
@@ -192,7 +234,7 @@ def test_logprobs_are_of_the_raw_logits():
     assert logprobs.ranks == [int(np.flatnonzero(order == 6)[0]) + 1, 1, 2, 3, 4]
 
 
-def test_the_place_of_a_row_in_memory_changes_no_bit():
+def test_the_place_of_a_row_in_memory_changes_no_bit(how):
     """Rows of a vocabulary that is no multiple of a vector's width start at every alignment."""
     size = 4099
     row = random_row(5, size, spread=3.0)
@@ -203,7 +245,7 @@ def test_the_place_of_a_row_in_memory_changes_no_bit():
         SamplingParams(logprobs=5, seed=9, top_k=40, repetition_penalty=1.3),
     ]
     for params in choices:
-        chooser = sampler(params)
+        chooser = Chooser(how, params)
         expected = chooser.sample(row, tokens, 2)
         for shift in range(1, 17):
             shifted = np.empty(size + 16, np.float32)[shift : shift + size]

@@ -1,0 +1,226 @@
+"""What a step costs besides the model: scheduler, input preparation, sampling, messages, and the API process.
+
+    python benchmarks/host_side.py engine [--requests 32] [--steps 200] [--sampling greedy]
+    python benchmarks/host_side.py server [--requests 32] [--tokens 256] [--threads 2] [--runs 3]
+
+``engine``: EngineCore in this process; median microseconds of CPU time of a part in a decoding step, so that a busy
+machine changes little. ``server``: `octavo serve` as users start it, streams over HTTP; CPU time per streamed token of
+the API process and of the core, throughput, and the gap between chunks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+MODEL = "smollm2-135m"
+SAMPLING: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "temperature": {"temperature": 0.8, "seed": 1},
+    "top-k": {"temperature": 0.8, "seed": 1, "top_k": 50},
+    "top-p": {"temperature": 0.8, "seed": 1, "top_p": 0.95},
+    "logprobs": {"temperature": 0.0, "logprobs": 5},
+    "penalty": {"temperature": 0.8, "seed": 1, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.1},
+}
+
+
+class Parts:
+    """CPU and wall time of functions by name, step by step."""
+
+    def __init__(self) -> None:
+        self.cpu: dict[str, list[float]] = defaultdict(list)
+        self.wall: dict[str, list[float]] = defaultdict(list)
+
+    def wrap(self, owner: Any, attribute: str, name: str) -> None:
+        inner: Callable[..., Any] = getattr(owner, attribute)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            cpu, wall = time.thread_time(), time.perf_counter()
+            result = inner(*args, **kwargs)
+            self.cpu[name].append(time.thread_time() - cpu)
+            self.wall[name].append(time.perf_counter() - wall)
+            return result
+
+        setattr(owner, attribute, timed)
+
+    def clear(self) -> None:
+        self.cpu.clear()
+        self.wall.clear()
+
+
+def engine(args: argparse.Namespace) -> None:
+    import msgspec
+
+    from octavo.args.engine_args import engine_config_from_kwargs
+    from octavo.args.resolve import resolve_engine_config
+    from octavo.engine.core import EngineCore
+    from octavo.engine.model_limits import apply_model_limits
+    from octavo.executor.uniproc import UniprocExecutor
+    from octavo.messages import EngineCoreRequest, SamplingParams
+    from octavo.worker import model_runner
+
+    settings = {"model": args.model, "threads": args.threads, "enable_prefix_caching": False, "max_model_len": 2048}
+    config, vocab_size = apply_model_limits(resolve_engine_config(engine_config_from_kwargs(**settings), None))
+    executors: list[UniprocExecutor] = []
+
+    def make(config: Any) -> UniprocExecutor:
+        executors.append(UniprocExecutor(config))
+        return executors[0]
+
+    core = EngineCore(config, make, vocab_size=vocab_size)
+    runner: Any = executors[0]._worker._runner
+    parts, encoder = Parts(), msgspec.msgpack.Encoder()
+    parts.wrap(core._scheduler, "schedule", "schedule")
+    parts.wrap(core._scheduler, "update", "update")
+    parts.wrap(runner, "_apply", "apply plan")
+    parts.wrap(model_runner, "build_input_batch", "input batch")
+    parts.wrap(runner._runnable, "run", "run")
+    parts.wrap(runner, "_collect", "sample")
+    params = SamplingParams(max_tokens=args.steps + 60, ignore_eos=True, **SAMPLING[args.sampling])
+    for number in range(args.requests):
+        prompt = [1000 + 7 * number + 13 * i for i in range(32)]
+        core.add_request(
+            EngineCoreRequest(
+                request_id=f"r{number}", prompt_token_ids=prompt, sampling_params=params, arrival_time=time.monotonic()
+            )
+        )
+    for _ in range(20):
+        core.step()
+    parts.clear()
+    steps = []
+    for _ in range(args.steps):
+        start = time.perf_counter()
+        outputs = core.step()
+        steps.append(time.perf_counter() - start)
+        before = time.thread_time()
+        encoder.encode(outputs)
+        parts.cpu["encode message"].append(time.thread_time() - before)
+        assert len(outputs.outputs) == args.requests
+    core.shutdown()
+    report(parts, steps, args)
+
+
+def report(parts: Parts, steps: list[float], args: argparse.Namespace) -> None:
+    print(f"{args.requests} requests, {args.sampling}, {args.threads} threads, load {os.getloadavg()[0]:.1f}")
+    host = ("schedule", "apply plan", "input batch", "update", "encode message")
+    total = 0.0
+    for name in (*host, "sample"):
+        micros = 1e6 * statistics.median(parts.cpu[name])
+        total += micros if name in host else 0
+        print(f"  {name:20s} {micros:8.0f} us CPU")
+    print(f"  {'host, without sample':20s} {total:8.0f} us CPU")
+    for name in ("sample", "run"):
+        print(f"  {name:20s} {1e6 * statistics.median(parts.wall[name]):8.0f} us wall")
+    print(f"  {'step':20s} {1e6 * statistics.median(steps):8.0f} us wall")
+
+
+# ---- the server
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def child_of(pid: int) -> int:
+    """The core: the only child of the API process."""
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        if children := path.read_text().split():
+            return int(children[0])
+    raise RuntimeError("the server has no core process")
+
+
+async def stream(port: int, number: int, args: argparse.Namespace, gaps: list[float]) -> None:
+    """One streaming request, read with as little of our own time as possible."""
+    import json
+
+    body = json.dumps(
+        {
+            "model": args.model,
+            "prompt": [1000 + 7 * number + 13 * i for i in range(32)],
+            "max_tokens": args.tokens,
+            "ignore_eos": True,
+            "stream": True,
+            **SAMPLING["greedy"],
+        }
+    )
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    writer.write(f"{head}\r\nConnection: close\r\n\r\n{body}".encode())
+    last = None
+    while data := await reader.read(1 << 16):
+        now = time.perf_counter()
+        if last is not None and b"data: {" in data:
+            gaps.append(now - last)
+        last = now
+    writer.close()
+
+
+async def load(port: int, args: argparse.Namespace) -> tuple[float, list[float]]:
+    gaps: list[float] = []
+    start = time.perf_counter()
+    await asyncio.gather(*(stream(port, number, args, gaps) for number in range(args.requests)))
+    return time.perf_counter() - start, gaps
+
+
+def server(args: argparse.Namespace) -> None:
+    command = [sys.executable, "-m", "octavo.cli.main", "serve", args.model, "--port", "0", *args.flags]
+    command += ["--threads", str(args.threads)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        text = ""
+        while "octavo is ready" not in text:
+            line = process.stdout.readline()
+            if not line:
+                raise RuntimeError("the server did not start")
+            text += line
+        found = re.search(r"http://[^:]+:(\d+)", text)
+        assert found is not None
+        port, core = int(found[1]), child_of(process.pid)
+        asyncio.run(load(port, args))  # warm
+        for _ in range(args.runs):
+            before = [cpu_seconds(p) for p in (process.pid, core)]
+            seconds, gaps = asyncio.run(load(port, args))
+            api, engine = (cpu_seconds(p) - b for p, b in zip((process.pid, core), before))
+            tokens = args.requests * args.tokens
+            print(
+                f"{args.requests} streams, {args.threads} threads: {tokens / seconds:7.0f} tokens/s, "
+                f"gap p50 {1e3 * statistics.median(gaps):.1f} p99 {1e3 * sorted(gaps)[int(0.99 * len(gaps))]:.1f} ms, "
+                f"API {1e6 * api / tokens:.0f} us CPU/token, core {1e6 * engine / tokens:.0f} us CPU/token, "
+                f"load {os.getloadavg()[0]:.1f}",
+                flush=True,
+            )
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("engine", "server"))
+    parser.add_argument("--model", default=MODEL)
+    parser.add_argument("--requests", type=int, default=32)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=200, help="engine: decoding steps")
+    parser.add_argument("--sampling", choices=SAMPLING, default="greedy", help="engine: how tokens are chosen")
+    parser.add_argument("--tokens", type=int, default=256, help="server: tokens of each answer")
+    parser.add_argument("--runs", type=int, default=3, help="server: measured rounds")
+    parser.add_argument("flags", nargs="*", help="server: more flags of octavo serve, after --")
+    args = parser.parse_args()
+    {"engine": engine, "server": server}[args.what](args)
+
+
+if __name__ == "__main__":
+    main()

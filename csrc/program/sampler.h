@@ -1,0 +1,59 @@
+// From logits to tokens: every row alone, many rows at a time.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "octavo/sampling.h"
+#include "program/thread_pool.h"
+
+namespace octavo {
+
+/// What one row wants. The layout is that of SAMPLE_ROW in octavo/backends/base.py, where the fields are explained.
+struct SampleRow {
+  uint64_t seed, sample_index, position;
+  double top_p;
+  float temperature, min_p;
+  int32_t top_k, num_logprobs, given_token, logit_row, adjusted_row, unused;
+};
+static_assert(sizeof(SampleRow) == 64);
+
+/// Float32 rows of `width` numbers.
+struct Rows {
+  const float* data;
+  int64_t count, width;
+  const float* row(int64_t i) const { return data + i * width; }
+};
+
+/// Where results go: token_ids and ranks [N]; logprob_ids and logprobs [N][width], width 0 if nobody wants any.
+struct SampleResult {
+  int32_t *token_ids, *ranks, *logprob_ids;
+  double* logprobs;
+  int64_t width;
+};
+
+/// A number in [0, 1), a multiple of 2^-53: Philox 4x64-10 (Salmon et al., SC 2011), bit-equal to NumPy's.
+double uniform(uint64_t seed, uint64_t sample_index, uint64_t position);
+
+class RowSampler;  // one thread's scratch memory
+
+/// A token is a pure function of its rows of logits and its SampleRow: neither batch nor threads matter.
+class Sampler {
+ public:
+  Sampler(const SamplingKernels& kernels, std::shared_ptr<ThreadPool> pool);
+  ~Sampler();
+  Sampler(const Sampler&) = delete;
+  Sampler& operator=(const Sampler&) = delete;
+
+  /// Throws std::invalid_argument if a row points outside of logits, adjusted or the vocabulary. Rows whose logits are
+  /// not all finite get the token -1 and no logprobs. `adjusted` may hold -infinity, but has a finite maximum.
+  void sample(Rows logits, Rows adjusted, const std::vector<SampleRow>& rows, const SampleResult& result);
+
+ private:
+  const SamplingKernels& kernels_;
+  std::shared_ptr<ThreadPool> pool_;
+  std::vector<std::unique_ptr<RowSampler>> samplers_;  // by thread
+};
+
+}  // namespace octavo

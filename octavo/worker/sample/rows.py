@@ -1,0 +1,59 @@
+"""Many rows at a time: the NumPy sampler behind the interface of ``backends.base.RowSampler``.
+
+The reference, and what backends without a sampler of their own use. Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from octavo.backends.base import FloatArray, SampledRows, SampleRows
+from octavo.worker.sample.draw import inverse_cdf, uniform
+from octavo.worker.sample.logprobs import token_logprobs
+from octavo.worker.sample.min_p import min_p
+from octavo.worker.sample.temperature import weights
+from octavo.worker.sample.top_k import top_k
+from octavo.worker.sample.top_p import top_p
+
+
+def choose(row: FloatArray, want: np.void) -> int:
+    """The token of ``row`` (finite maximum) that ``want``, a SAMPLE_ROW, asks for: greedy, or
+    temperature, top-k, min-p, top-p and one draw."""
+    if want["temperature"] == 0.0:
+        return int(row.argmax())
+    ids, k = None, int(want["top_k"])
+    # Top-k and min-p both keep a head of the same ranking, so their order is free: top-k first leaves less to do.
+    if 0 < k < row.size:
+        ids = top_k(row, k)
+        row = row[ids]
+    mass = weights(row, float(want["temperature"]))
+    if want["min_p"] > 0.0:
+        kept = min_p(mass, float(want["min_p"]))
+        ids, mass = (kept if ids is None else ids[kept]), mass[kept]
+    if want["top_p"] < 1.0:
+        kept = top_p(mass, float(want["top_p"]))
+        ids, mass = (kept if ids is None else ids[kept]), mass[kept]
+    u = uniform(int(want["seed"]), int(want["sample_index"]), int(want["position"]))
+    index = inverse_cdf(mass, u)
+    return index if ids is None else int(ids[index])
+
+
+def sample_rows(logits: FloatArray, rows: SampleRows, adjusted: FloatArray | None) -> SampledRows:
+    """See ``RowSampler.sample``; ``logits`` is float32 [R, vocab_size]."""
+    out = SampledRows.empty(rows)
+    for i, want in enumerate(rows):
+        raw = logits[want["logit_row"]]
+        out.token_ids[i] = -1
+        if not np.isfinite(raw).all():
+            continue
+        token, k = int(want["given_token"]), int(want["num_logprobs"])
+        if token < 0:
+            other = int(want["adjusted_row"])
+            token = choose(raw if adjusted is None or other < 0 else adjusted[other], want)
+        out.token_ids[i] = token
+        if k >= 0:
+            entry = token_logprobs(raw, token, k)
+            count = len(entry.token_ids)
+            out.logprob_ids[i, :count], out.logprobs[i, :count] = entry.token_ids, entry.logprobs
+            out.ranks[i] = entry.ranks[0]
+    return out
