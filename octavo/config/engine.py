@@ -80,6 +80,7 @@ class SchedulerConfig:
         0, "most prompt tokens of one request in a step (0: only the step's budget)", tokens=True
     )
     policy: Literal["fcfs"] = option("fcfs", "order of requests")
+    pipeline_depth: int = option(1, "steps in flight: 2 schedules the next one while this one computes")
 
     def __post_init__(self) -> None:
         _require(1 <= self.max_num_seqs <= MAX_TOKENS, "max_num_seqs", self.max_num_seqs, f"1..{MAX_TOKENS}")
@@ -89,6 +90,7 @@ class SchedulerConfig:
             self.step_tokens,
             f"at least max_num_seqs ({self.max_num_seqs}), and at most {MAX_TOKENS}",
         )
+        _require(1 <= self.pipeline_depth <= 4, "pipeline_depth", self.pipeline_depth, "1..4")
         _require(
             0 <= self.long_prefill_token_threshold <= MAX_TOKENS,
             "long_prefill_token_threshold",

@@ -3,7 +3,7 @@
 Owns the scheduler and an executor, and knows nothing of text, sockets or tensors.
 
     in flight (oldest first)      [plan 7 | future] [plan 8 | future]
-                                      ^ step() waits for this one   ^ schedule() appends here, up to ``depth``
+                                      ^ step() waits for this one   ^ schedule() appends here, up to the depth
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class EngineCore:
     """Requests in, tokens out, one step at a time. Not thread-safe.
 
     ``config`` is resolved (local model path, ``max_model_len`` set); ``vocab_size`` is the width of the logits.
-    ``depth`` is how many steps may be in flight: 1 is synchronous, 2 overlaps scheduling with compute.
+    ``pipeline_depth`` steps may be in flight: 1 is synchronous, 2 overlaps scheduling with compute.
     ``on_scheduled`` hears how many run and wait as soon as that has changed, while the step computes: a long prompt
     takes seconds, and step()'s own stats come after it.
     Raises ModelError or ConfigError if the model cannot be loaded or its KV cache does not fit.
@@ -74,12 +74,11 @@ class EngineCore:
         executor_factory: Callable[[EngineConfig], Executor],
         *,
         vocab_size: int,
-        depth: int = 1,
         clock: PhaseClock | None = None,
         on_scheduled: Callable[[SchedulerStats], None] = lambda stats: None,
     ):
         clock = clock or PhaseClock()
-        self._depth = depth
+        self._depth = config.scheduler.pipeline_depth
         self._in_flight: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
         self._pending: list[EngineCoreOutput] = []  # outputs made between steps: aborts and refusals
         self._stats_due = False

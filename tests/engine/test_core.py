@@ -47,7 +47,6 @@ class FlakyExecutor:
 def make_core(
     model: str,
     *,
-    depth: int = 1,
     broken: set[int] | None = None,
     on_scheduled: Callable[[SchedulerStats], None] = lambda stats: None,
     **changes: Any,
@@ -57,7 +56,6 @@ def make_core(
         config,
         lambda c: FlakyExecutor(c, broken or set()),
         vocab_size=vocab_size,
-        depth=depth,
         on_scheduled=on_scheduled,
     )
 
@@ -123,7 +121,7 @@ def test_a_change_of_the_batch_is_told_before_the_step_ends(tiny_model: str) -> 
 @pytest.mark.parametrize("depth", [2, 3])
 def test_depth_changes_no_token(tiny_model: str, depth: int) -> None:
     def answers(depth: int) -> dict[str, list[int]]:
-        core = make_core(tiny_model, depth=depth, kv_tokens=256)  # tight: preemptions happen
+        core = make_core(tiny_model, pipeline_depth=depth, kv_tokens=256)  # tight: preemptions happen
         for i in range(8):
             core.add_request(request(f"r{i}", [i + 2] * (20 + i), max_tokens=30 + i, temperature=0.8, seed=i))
         found = {name: tokens(outputs) for name, outputs in run(core).items()}
@@ -137,7 +135,7 @@ def test_depth_changes_no_token(tiny_model: str, depth: int) -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_failed_step_fails_its_requests_and_no_others(tiny_model: str, depth: int) -> None:
-    core = make_core(tiny_model, depth=depth, broken={3})
+    core = make_core(tiny_model, pipeline_depth=depth, broken={3})
     expected = make_core(tiny_model)
     core.add_request(request("a", [5, 6, 7], max_tokens=20))
     found = run(core)
@@ -174,7 +172,7 @@ def test_a_request_that_can_never_run_is_refused_alone(tiny_model: str) -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_abort_frees_the_blocks_within_a_step(tiny_model: str, depth: int) -> None:
-    core = make_core(tiny_model, depth=depth, enable_prefix_caching=False)
+    core = make_core(tiny_model, pipeline_depth=depth, enable_prefix_caching=False)
     for name in ("a", "b"):
         core.add_request(request(name, [1] * 100, max_tokens=300))
     core.add_request(request("waiting", [1] * 100))
@@ -197,7 +195,7 @@ def test_abort_frees_the_blocks_within_a_step(tiny_model: str, depth: int) -> No
 
 
 def test_tokens_of_an_aborted_request_are_dropped(tiny_model: str) -> None:
-    core = make_core(tiny_model, depth=2)
+    core = make_core(tiny_model, pipeline_depth=2)
     core.add_request(request("a", [1, 2, 3], max_tokens=50))
     core.step()
     core.abort(["a"])
