@@ -1,10 +1,12 @@
 """What a step costs besides the model: scheduler, input preparation, sampling, messages, and the API process.
 
     python benchmarks/host_side.py engine [--requests 32] [--steps 200] [--sampling greedy]
+    python benchmarks/host_side.py api    [--requests 32] [--tokens 256] [--runs 3] [--loop asyncio|uvloop]
     python benchmarks/host_side.py server [--requests 32] [--tokens 256] [--threads 2] [--runs 3]
 
 ``engine``: EngineCore in this process; median microseconds of CPU time of a part in a decoding step, so that a busy
-machine changes little. ``server``: `octavo serve` as users start it, streams over HTTP; CPU time per streamed token of
+machine changes little. ``api``: the API process alone, with a core that has a token ready for each request every 4 ms;
+CPU time per streamed token. ``server``: `octavo serve` as users start it, streams over HTTP; CPU time per token of
 the API process and of the core, throughput, and the gap between chunks.
 """
 
@@ -125,6 +127,106 @@ def report(parts: Parts, steps: list[float], args: argparse.Namespace) -> None:
     print(f"  {'step':20s} {1e6 * statistics.median(steps):8.0f} us wall")
 
 
+# ---- the API process alone
+
+
+class ReadyCore:
+    """In the place of AsyncCoreClient: gives every running request a token each ``PACE`` seconds, as encoded bytes."""
+
+    PACE = 0.004
+    error = None
+    pid = 0
+
+    def __init__(self) -> None:
+        import msgspec
+
+        from octavo.engine.wire import Message
+
+        self._left: dict[str, int] = {}
+        self._encoder, self._decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Message)
+
+    def submit(self, requests: Any = (), abort_ids: Any = ()) -> None:
+        for request in requests:
+            self._left[request.request_id] = request.sampling_params.max_tokens
+        for request_id in abort_ids:
+            self._left.pop(request_id, None)
+
+    async def outputs(self) -> Any:
+        from octavo.engine.wire import Message
+        from octavo.messages import EngineCoreOutput, EngineCoreOutputs, FinishReason, SchedulerStats
+
+        while True:
+            await asyncio.sleep(self.PACE)
+            if self._left:
+                break
+        outputs = []
+        for request_id in list(self._left):
+            self._left[request_id] -= 1
+            ended = self._left[request_id] == 0
+            reason = FinishReason.LENGTH if ended else None
+            outputs.append(
+                EngineCoreOutput(
+                    request_id=request_id, new_token_ids=[1000 + self._left[request_id]], finish_reason=reason
+                )
+            )
+            if ended:
+                del self._left[request_id]
+        stats = SchedulerStats(num_running=len(outputs), iteration_tokens=len(outputs))
+        step = EngineCoreOutputs(outputs=outputs, timestamp=time.monotonic(), stats=stats)
+        return self._decoder.decode(self._encoder.encode(Message(outputs=step))).outputs
+
+    async def shutdown(self) -> None:
+        pass
+
+
+async def serve_ready_core(args: argparse.Namespace) -> None:
+    import uvicorn
+
+    from octavo.args.engine_args import engine_config_from_kwargs
+    from octavo.args.resolve import resolve_engine_config
+    from octavo.engine.async_llm import AsyncLLM
+    from octavo.entrypoints.openai.app import build_app
+    from octavo.entrypoints.state import ServerState
+    from octavo.messages import EngineInfo
+    from octavo.tokenizer import load_tokenizer
+
+    config = resolve_engine_config(engine_config_from_kwargs(model=args.model), None)
+    info = EngineInfo(max_model_len=2048, vocab_size=49152, num_blocks=9000, block_size=16, kv_cache_bytes=0)
+    client: Any = ReadyCore()
+    state = ServerState(args.model)
+    state.engine, state.phase = AsyncLLM(config, client, load_tokenizer(config.model.model), info), "ready"
+    options: dict[str, Any] = {"log_config": None, "access_log": False, "lifespan": "off", "ws": "none", "port": 0}
+    http = uvicorn.Server(uvicorn.Config(build_app(state), **options))
+    serving = asyncio.create_task(http.serve())
+    while not http.started:
+        await asyncio.sleep(0.01)
+    port = http.servers[0].sockets[0].getsockname()[1]
+    command = [sys.executable, __file__, "client", "--requests", str(args.requests), "--tokens", str(args.tokens)]
+    for run in range(args.runs + 1):
+        before = time.process_time()
+        process = await asyncio.create_subprocess_exec(*command, "--model", args.model, "--port", str(port))
+        assert await process.wait() == 0
+        spent = time.process_time() - before
+        if run:  # the first one warms up
+            print(f"{args.requests} streams: {1e6 * spent / args.requests / args.tokens:.1f} us CPU/token", flush=True)
+    http.should_exit = True
+    await serving
+    await state.engine.shutdown()
+
+
+def api(args: argparse.Namespace) -> None:
+    if args.loop == "uvloop":
+        import uvloop
+
+        uvloop.run(serve_ready_core(args))
+    else:
+        asyncio.run(serve_ready_core(args))
+
+
+def client(args: argparse.Namespace) -> None:
+    asyncio.run(load(args.port, args))
+
+
 # ---- the server
 
 
@@ -209,7 +311,7 @@ def server(args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("engine", "server"))
+    parser.add_argument("what", choices=("engine", "api", "server", "client"))
     parser.add_argument("--model", default=MODEL)
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--threads", type=int, default=2)
@@ -217,9 +319,11 @@ def main() -> None:
     parser.add_argument("--sampling", choices=SAMPLING, default="greedy", help="engine: how tokens are chosen")
     parser.add_argument("--tokens", type=int, default=256, help="server: tokens of each answer")
     parser.add_argument("--runs", type=int, default=3, help="server: measured rounds")
+    parser.add_argument("--loop", choices=("asyncio", "uvloop"), default="asyncio", help="api: event loop")
+    parser.add_argument("--port", type=int, default=0, help="client: where the server is (for api's own use)")
     parser.add_argument("flags", nargs="*", help="server: more flags of octavo serve, after --")
     args = parser.parse_args()
-    {"engine": engine, "server": server}[args.what](args)
+    {"engine": engine, "api": api, "server": server, "client": client}[args.what](args)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ class OutputCollector:
         self._kind = kind
         self._output: RequestOutput | None = None
         self._error: Exception | None = None
-        self._ready = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None  # of the consumer; half the price of an Event
 
     def __bool__(self) -> bool:
         return self._output is not None
@@ -41,23 +41,26 @@ class OutputCollector:
         if self._output is not None and self._kind == RequestOutputKind.DELTA:
             output = self._merged(self._output, output)
         self._output = output
-        self._ready.set()
+        self._wake()
 
     def fail(self, error: Exception) -> None:
         """What :meth:`get` raises from now on."""
         self._error = error
-        self._ready.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     async def get(self) -> RequestOutput:
         """All that came since the last call, as one output; waits for the first. Raises the error of :meth:`fail`."""
-        await self._ready.wait()
-        self._ready.clear()
-        if self._error is not None:
-            self._ready.set()
-            raise self._error
-        assert self._output is not None
-        output, self._output = self._output, None
-        return output
+        while self._error is None:
+            if self._output is not None:
+                output, self._output = self._output, None
+                return output
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        raise self._error
 
     @staticmethod
     def _merged(older: RequestOutput, newer: RequestOutput) -> RequestOutput:

@@ -22,11 +22,6 @@ if TYPE_CHECKING:
 
 async def merge(streams: Sequence[AsyncIterator[Any]]) -> AsyncGenerator[tuple[int, Any], None]:
     """(index of the stream, item) as they come. Closing it closes every stream; an exception in one ends all."""
-    if len(streams) == 1:
-        async with aclosing(streams[0]) as stream:  # type: ignore[type-var]
-            async for item in stream:
-                yield 0, item
-        return
     queue: asyncio.Queue[tuple[int, Any, BaseException | None] | None] = asyncio.Queue()
 
     async def pump(index: int, stream: AsyncIterator[Any]) -> None:
@@ -106,6 +101,12 @@ class Generation:
 
     async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """(prompt index, output) as they come; closing it aborts what still runs. Raises RequestError if one fails."""
+        if len(self._streams) == 1:  # the usual case, once per token: straight through
+            async with aclosing(self._streams[0]) as stream:
+                async for output in stream:
+                    self.counter.add(0, output)
+                    yield 0, output
+            return
         async with aclosing(merge(self._streams)) as merged:
             async for index, output in merged:
                 self.counter.add(index, output)
