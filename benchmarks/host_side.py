@@ -321,7 +321,12 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3, help="server: measured rounds")
     parser.add_argument("--loop", choices=("asyncio", "uvloop"), default="asyncio", help="api: event loop")
     parser.add_argument("--port", type=int, default=0, help="client: where the server is (for api's own use)")
-    parser.add_argument("flags", nargs="*", help="server: more flags of octavo serve, after --")
+    parser.add_argument(
+        "--flags",
+        type=str.split,
+        default=[],
+        help='server: more flags of octavo serve, e.g. --flags="--pipeline-depth 2"',
+    )
     args = parser.parse_args()
     {"engine": engine, "api": api, "server": server, "client": client}[args.what](args)
 
