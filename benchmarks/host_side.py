@@ -71,7 +71,13 @@ def engine(args: argparse.Namespace) -> None:
     from octavo.messages import EngineCoreRequest, SamplingParams
     from octavo.worker import model_runner
 
-    settings = {"model": args.model, "threads": args.threads, "enable_prefix_caching": False, "max_model_len": 2048}
+    settings: dict[str, Any] = {
+        "model": args.model,
+        "threads": args.threads,
+        "enable_prefix_caching": False,
+        "max_model_len": 2048,
+    }
+    settings["pipeline_depth"] = args.depth
     config, vocab_size = apply_model_limits(resolve_engine_config(engine_config_from_kwargs(**settings), None))
     executors: list[UniprocExecutor] = []
 
@@ -113,7 +119,8 @@ def engine(args: argparse.Namespace) -> None:
 
 
 def report(parts: Parts, steps: list[float], args: argparse.Namespace) -> None:
-    print(f"{args.requests} requests, {args.sampling}, {args.threads} threads, load {os.getloadavg()[0]:.1f}")
+    setting = f"{args.requests} requests, {args.sampling}, {args.threads} threads, depth {args.depth}"
+    print(f"{setting}, load {os.getloadavg()[0]:.1f}")
     host = ("schedule", "apply plan", "input batch", "update", "encode message")
     total = least = 0.0
     for name in (*host, "sample"):
@@ -316,6 +323,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=200, help="engine: decoding steps")
+    parser.add_argument("--depth", type=int, default=1, help="engine: steps in flight")
     parser.add_argument("--sampling", choices=SAMPLING, default="greedy", help="engine: how tokens are chosen")
     parser.add_argument("--tokens", type=int, default=256, help="server: tokens of each answer")
     parser.add_argument("--runs", type=int, default=3, help="server: measured rounds")
