@@ -17,7 +17,7 @@ class BlockTables:
     def __init__(self, num_rows: int, max_blocks: int, block_size: int) -> None:
         self.block_size = block_size
         self.table: Int32Array = np.zeros((num_rows, max_blocks), np.int32)
-        self._lengths = [0] * num_rows
+        self._lengths: npt.NDArray[np.int64] = np.zeros(num_rows, np.int64)
 
     def assign(self, row: int, block_ids: Sequence[int]) -> None:
         """Make ``block_ids`` the whole table of ``row``. Raises RequestError beyond ``max_blocks``."""
@@ -27,16 +27,17 @@ class BlockTables:
 
     def append(self, row: int, block_ids: Sequence[int]) -> None:
         """Append to the table of ``row``. Raises RequestError, changing nothing, beyond ``max_blocks``."""
-        start = self._lengths[row]
+        start = int(self._lengths[row])
         end = start + len(block_ids)
         if end > self.table.shape[1]:
             raise RequestError(f"{end} blocks do not fit a block table of {self.table.shape[1]}")
         self.table[row, start:end] = block_ids
         self._lengths[row] = end
 
-    def num_tokens(self, row: int) -> int:
-        """How many tokens the blocks of ``row`` can hold."""
-        return self._lengths[row] * self.block_size
+    def num_tokens(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """How many tokens the blocks of each of ``rows`` can hold."""
+        room: npt.NDArray[np.int64] = self._lengths[rows] * self.block_size
+        return room
 
     def slots(self, rows: npt.NDArray[np.integer], positions: npt.NDArray[np.integer]) -> Int32Array:
         """KV slot (block id * block size + offset), int32 ``[n]``, of position ``positions[i]`` of row ``rows[i]``."""

@@ -28,6 +28,9 @@ class ModelRunner:
     def __init__(self, runnable: Runnable, limits: Limits, *, vocab_size: int, max_model_len: int) -> None:
         self._runnable = runnable
         self._sampler = runnable if isinstance(runnable, RowSampler) else None
+        self._adjusted = np.empty(
+            (0, vocab_size), np.float32
+        )  # rows for processors to change; kept, for new pages cost
         self._max_prompt_rows = limits.max_rows - limits.max_seqs
         self._states = RequestStates(limits.max_seqs, max_model_len, vocab_size)
         self._tables = BlockTables(limits.max_seqs, limits.max_blocks_per_seq, limits.block_size)
@@ -86,7 +89,7 @@ class ModelRunner:
         starts = np.array([computed[i] for i in ids], np.int64)
         counts = np.array([scheduled[i] for i in ids], np.int64)
         chunks = Chunks(rows, starts, counts)
-        room = np.array([self._tables.num_tokens(row) for row in rows.tolist()], np.int64)
+        room = self._tables.num_tokens(rows)
         ok = (starts >= 0) & (counts > 0) & (chunks.ends <= np.minimum(self._states.num_tokens[rows], room))
         if not ok.all():
             for i in np.flatnonzero(~ok):
@@ -131,21 +134,24 @@ class ModelRunner:
         rows: SampleRows,
         id_of_row: dict[int, str],
         output: ModelRunnerOutput,
-    ) -> FloatArray | None:
+    ) -> FloatArray:
         """Copies of the logits of requests with processors, after these; ``rows`` learn where theirs is."""
-        states = self._states
-        adjusted: list[FloatArray] = []
-        for i in np.flatnonzero(states.has_processors[batch.sampled_rows]).tolist():
+        states, wanting = self._states, np.flatnonzero(self._states.has_processors[batch.sampled_rows]).tolist()
+        if len(self._adjusted) < len(wanting):
+            self._adjusted = np.empty((len(wanting), logits.shape[1]), np.float32)
+        for place, i in enumerate(wanting):
             row, raw = int(batch.sampled_rows[i]), logits[batch.sampled_logits[i]]
             sampler = states.samplers[row]
-            if sampler is None or id_of_row[row] in self._failed or not np.isfinite(raw).all():
+            if sampler is None or id_of_row[row] in self._failed:
                 continue
             try:
-                adjusted.append(sampler.adjust(raw, states.tokens(row), int(states.num_prompt_tokens[row])))
-                rows["adjusted_row"][i] = len(adjusted) - 1
+                num_prompt_tokens = int(states.num_prompt_tokens[row])
+                sampler.adjust(raw, states.tokens(row), num_prompt_tokens, self._adjusted[place])
+                rows["adjusted_row"][i] = place
             except Exception as error:
-                self._fail(id_of_row[row], error, output)
-        return np.stack(adjusted) if adjusted else None
+                if np.isfinite(raw).all():  # else the sampler says what is wrong
+                    self._fail(id_of_row[row], error, output)
+        return self._adjusted
 
     def _take_tokens(
         self,

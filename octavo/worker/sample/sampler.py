@@ -59,13 +59,13 @@ class RequestSampler:
         num_prompt_logprobs = min(request.sampling_params.prompt_logprobs or 0, vocab_size)
         return cls(processors, sample_row(request, vocab_size), num_prompt_logprobs)
 
-    def adjust(self, raw: FloatArray, token_ids: Int32Array, num_prompt_tokens: int) -> FloatArray:
-        """A copy of ``raw`` (float32 ``[vocab_size]``, finite) after the processors.
+    def adjust(self, raw: FloatArray, token_ids: Int32Array, num_prompt_tokens: int, row: FloatArray) -> None:
+        """Fill ``row`` with ``raw`` (float32 ``[vocab_size]``, finite) after the processors.
 
         ``token_ids`` is prompt + output, int32. Raises RequestError when the request's own masks exclude every token
         or its penalties overflow.
         """
-        row = raw.copy()
+        row[:] = raw
         for processor in self.processors:
             processor.apply(row, token_ids, num_prompt_tokens)
         highest = row.max()
@@ -73,4 +73,3 @@ class RequestSampler:
             raise RequestError("no token is left: allowed_token_ids and min_tokens exclude them all")
         if not np.isfinite(highest):
             raise RequestError("the penalties of this request overflow float32")
-        return row

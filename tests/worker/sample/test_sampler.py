@@ -40,7 +40,8 @@ class Chooser:
         rows["position"] = token_ids.size
         adjusted = None
         if request.processors:
-            adjusted = request.adjust(raw, token_ids, prompt)[None]
+            adjusted = np.empty((1, raw.size), np.float32)
+            request.adjust(raw, token_ids, prompt, adjusted[0])
             rows["adjusted_row"] = 0
         out = choose(self.how, raw[None], rows, adjusted)
         k, token = int(rows["num_logprobs"][0]), int(out.token_ids[0])
@@ -137,10 +138,10 @@ def test_masks_that_leave_nothing_and_penalties_that_overflow_are_errors():
     tokens = np.array([1, 2], np.int32)
     nothing = sampler(SamplingParams(allowed_token_ids=[4], stop_token_ids=[4], min_tokens=1))
     with pytest.raises(RequestError, match="no token is left"):
-        nothing.adjust(random_row(), tokens, 2)
+        nothing.adjust(random_row(), tokens, 2, np.empty(VOCAB, np.float32))
     overflow = sampler(SamplingParams(repetition_penalty=1e-6))
     with np.errstate(all="ignore"), pytest.raises(RequestError, match="overflow"):
-        overflow.adjust(np.abs(random_row(spread=1e35)), tokens, 2)
+        overflow.adjust(np.abs(random_row(spread=1e35)), tokens, 2, np.empty(VOCAB, np.float32))
 
 
 def test_greedy_takes_the_lowest_id_among_the_greatest(how):
