@@ -51,7 +51,7 @@ class StatesMachine(RuleBasedStateMachine):
         request_id = data.draw(st.sampled_from(sorted(self.model)))
         row = self.states.row_of[request_id]
         tokens, _, table = self.model[request_id]
-        self.states.append(row, token)
+        self.states.append(np.array([row]), np.array([token], np.int32))
         if len(tokens) < MAX_LEN:
             tokens.append(token)
         if len(table) + len(blocks) > MAX_LEN // BLOCK:
@@ -78,7 +78,7 @@ class StatesMachine(RuleBasedStateMachine):
             assert self.states.tokens(row).tolist() == tokens
             assert self.states.num_prompt_tokens[row] == prompt
             assert self.tables.table[row].tolist() == blocks + [0] * (MAX_LEN // BLOCK - len(blocks))
-            assert self.tables.num_tokens(row) == len(blocks) * BLOCK
+            assert self.tables.num_tokens(np.array([row])).tolist() == [len(blocks) * BLOCK]
 
 
 TestStates = StatesMachine.TestCase
