@@ -79,16 +79,13 @@ nb::ndarray<nb::numpy, float, nb::ndim<2>> logits(nb::object self) {
 struct Kernels {
   const KernelTable* table;
 
-  size_t packed_bytes(int32_t format, int64_t n, int64_t k, int32_t group, bool has_minimum, bool half) const {
-    return table->linear->packed_bytes(static_cast<WeightFormat>(format), n, k, group, has_minimum, half);
-  }
+  size_t packed_bytes(const PartShape& shape) const { return table->linear->packed_bytes(shape); }
 
-  void pack(ThreadPool& pool, int32_t format, int64_t n, int64_t k, int32_t group, uintptr_t data, uintptr_t scale,
-            uintptr_t minimum, bool half, uintptr_t panels) const {
-    const LinearSource source = {static_cast<WeightFormat>(format), n, k, group, pointer<void>(data),
-                                 pointer<float>(scale), pointer<float>(minimum), half};
+  void pack(ThreadPool& pool, const PartShape& shape, uintptr_t panels, uintptr_t data, uintptr_t scale,
+            uintptr_t minimum, uintptr_t scale_unit, uintptr_t minimum_unit) const {
+    const LinearSource source = linear_source(shape, data, scale, minimum, scale_unit, minimum_unit);
     pool.run([&](int thread, int threads) {
-      const Range mine = split(ceil_div(n, kPanelOutputs), thread, threads);
+      const Range mine = split(ceil_div(shape.n, kPanelOutputs), thread, threads);
       table->linear->pack(source, reinterpret_cast<void*>(panels), mine.first, mine.last);
     });
   }
@@ -105,23 +102,27 @@ void bind_weights(nb::module_& m) {
       .def(nb::init<size_t>(), "num_bytes"_a)
       .def_prop_ro("address", [](const Memory& memory) { return reinterpret_cast<uintptr_t>(memory.data()); })
       .def_prop_ro("num_bytes", &Memory::size);
+  nb::class_<PartShape>(m, "PartShape", "What the numbers of a part are; see csrc/include/octavo/linear.h.")
+      .def("__init__",
+           [](PartShape* self, int32_t format, int64_t n, int64_t k, int32_t group, bool centred, bool has_minimum,
+              int32_t scales) {
+             new (self) PartShape{WeightFormat(format), n, k, group, centred, has_minimum, ScaleKind(scales)};
+           },
+           "format"_a, "n"_a, "k"_a, "group"_a = 0, "centred"_a = false, "has_minimum"_a = false, "scales"_a = 0);
   nb::class_<LinearPart>(m, "LinearPart", "Packed weights at an address that the caller keeps alive.")
       .def("__init__",
-           [](LinearPart* self, int32_t format, int64_t n, int64_t k, int32_t group, bool has_minimum, bool half,
-              uintptr_t panels) {
-             new (self) LinearPart{static_cast<WeightFormat>(format), n, k, group, has_minimum, pointer<void>(panels),
-                                   half};
+           [](LinearPart* self, const PartShape& shape, uintptr_t panels) {
+             new (self) LinearPart{shape, pointer<void>(panels)};
            },
-           "format"_a, "n"_a, "k"_a, "group"_a, "has_minimum"_a, "half_scales"_a, "panels"_a);
+           "shape"_a, "panels"_a);
   nb::class_<Kernels>(m, "Kernels", "The kernels of one instruction set; the best one of this machine by default.")
       .def("__init__", [](Kernels* self, const std::string& isa) { new (self) Kernels{select_kernels(isa)}; },
            "isa"_a = "")
       .def_prop_ro("isa", [](const Kernels& k) { return k.table->isa; })
       .def_prop_ro("features", [](const Kernels& k) { return k.table->features; })
-      .def("packed_bytes", &Kernels::packed_bytes, "format"_a, "n"_a, "k"_a, "group"_a, "has_minimum"_a,
-           "half_scales"_a)
-      .def("pack", &Kernels::pack, "pool"_a, "format"_a, "n"_a, "k"_a, "group"_a, "data"_a, "scale"_a, "minimum"_a,
-           "half_scales"_a, "panels"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("packed_bytes", &Kernels::packed_bytes, "shape"_a)
+      .def("pack", &Kernels::pack, "pool"_a, "shape"_a, "panels"_a, "data"_a, "scale"_a, "minimum"_a,
+           "scale_unit"_a, "minimum_unit"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("scratch_bytes", &Kernels::scratch_bytes, "parts"_a, "rows"_a);
   m.def("usable_isas", [] {
     std::vector<std::string> names;

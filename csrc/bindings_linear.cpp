@@ -42,29 +42,22 @@ class LinearProbe {
  public:
   LinearProbe(const std::string& isa, int threads) : kernels_(*select_kernels(isa)->linear), pool_(threads) {}
 
-  /// Packs one part. data, scale and minimum are addresses of arrays as LinearSource has them (0: null).
-  void add_part(int format, int64_t n, int64_t k, int32_t group, bool half_scales, uintptr_t data, uintptr_t scale,
-                uintptr_t minimum) {
-    if (linear_.num_parts > 0 && k != linear_.k) throw std::invalid_argument("parts differ in their inputs");
-    const LinearSource source{WeightFormat(format),
-                              n,
-                              k,
-                              group,
-                              reinterpret_cast<const void*>(data),
-                              reinterpret_cast<const float*>(scale),
-                              reinterpret_cast<const float*>(minimum),
-                              half_scales};
-    const size_t bytes = kernels_.packed_bytes(source.format, n, k, group, minimum != 0, half_scales);
+  /// Packs one part. The addresses are those of arrays as LinearSource has them (0: null).
+  void add_part(const PartShape& shape, uintptr_t data, uintptr_t scale, uintptr_t minimum, uintptr_t scale_unit,
+                uintptr_t minimum_unit) {
+    if (linear_.num_parts > 0 && shape.k != linear_.k) throw std::invalid_argument("parts differ in their inputs");
+    const LinearSource source = linear_source(shape, data, scale, minimum, scale_unit, minimum_unit);
+    const size_t bytes = kernels_.packed_bytes(shape);
     memory_.push_back(std::make_unique<Memory>(bytes));
     void* panels = memory_.back()->data();
-    const int64_t count = ceil_div(n, kPanelOutputs);
+    const int64_t count = ceil_div(shape.n, kPanelOutputs);
     pool_.run([&](int thread, int threads) {
       const Range mine = split(count, thread, threads);
       kernels_.pack(source, panels, mine.first, mine.last);
     });
-    parts_.push_back({source.format, n, k, group, minimum != 0, panels, half_scales});
+    parts_.push_back({shape, panels});
     bytes_ += bytes;
-    linear_ = {linear_.n + n, k, int32_t(parts_.size()), parts_.data(), nullptr};
+    linear_ = {linear_.n + shape.n, shape.k, int32_t(parts_.size()), parts_.data(), nullptr};
   }
 
   size_t packed_bytes() const { return bytes_; }

@@ -1,10 +1,11 @@
 """Linear layers of SmolLM2-135M by format and rows, next to what this machine can do, measured in the same run.
+K-quants get K rounded up to 256.
 
 For each M: microseconds, GB/s of packed weights (and its share of the speed of memory), GFLOP/s (and its share of the
 speed of the format's multiply-add instruction on registers). The weights are cycled through enough copies that no
 cache holds them. Run it on a quiet machine: anything else on the cores falsifies it.
 
-    python benchmarks/kernels/linear.py [--isa avx512] [--threads 2] [--formats i4,bf16] [--rows 1,64]
+    python benchmarks/kernels/linear.py [--isa avx512] [--threads 2] [--formats Q4_1,bf16] [--layers down] [--rows 1,64]
 """
 
 from __future__ import annotations
@@ -17,39 +18,54 @@ import numpy as np
 from octavo.backends.cpu import _kernels
 
 SHAPES = {"qkv": (960, 576), "o": (576, 576), "gate_up": (3072, 576), "down": (576, 1536), "lm_head": (49152, 576)}
-# name: code of csrc/include/octavo/linear.h, bits of a weight, inputs of a group, has a minimum, float16 scales
-FORMATS: dict[str, tuple[int, int, int, bool, bool]] = {
-    "f32": (0, 32, 0, False, False),
-    "bf16": (1, 16, 0, False, False),
-    "i8": (2, 8, 32, False, True),  # Q8_0
-    "i8g16": (2, 8, 16, False, False),  # Q6_K
-    "i4": (3, 4, 32, True, True),  # Q4_1
-    "i4f": (3, 4, 32, True, False),  # Q4_K
+
+# The formats of csrc/include/octavo/linear.h, and kinds of scales
+F32, BF16 = 0, 1
+HALF, COUNTED = 1, 2
+# name: format, inputs of a group, has a minimum, kind of scales
+FORMATS: dict[str, tuple[int, int, bool, int]] = {
+    "f32": (F32, 0, False, 0),
+    "bf16": (BF16, 0, False, 0),
+    "Q8_0": (8, 32, False, HALF),
+    "Q6_K": (6, 16, False, COUNTED),
+    "Q5_0": (5, 32, False, HALF),
+    "Q5_K": (5, 32, True, COUNTED),
+    "Q4_0": (4, 32, False, HALF),
+    "Q4_1": (4, 32, True, HALF),
+    "Q4_K": (4, 32, True, COUNTED),
 }
 COLD_BYTES = 160 << 20  # several times the last-level cache's share
 PEAK_ROUNDS = 500_000
 
 
-def make(probe: Any, fmt: tuple[int, int, int, bool, bool], n: int, k: int) -> None:
+def make(probe: Any, fmt: tuple[int, int, bool, int], n: int, k: int) -> None:
     """Adds a part of random weights, with scales that keep the outputs finite."""
-    code, bits, group, has_minimum, half = fmt
+    code, group, has_minimum, kind = fmt
     rng = np.random.default_rng(0)
-    if group:
-        data = rng.integers(0, 256, n * k * bits // 8, dtype=np.uint8)
-        scale = rng.uniform(0.01, 0.1, (n, k // group)).astype(np.float16).astype(np.float32)
-    else:
+    shape = _kernels.PartShape(code, n, k, group, not has_minimum, has_minimum, kind)
+    if not group:
         data = rng.standard_normal(n * k, dtype=np.float32)
-        data, scale = (data.view(np.uint16)[1::2].copy() if bits == 16 else data), None
-    address = 0 if scale is None else scale.ctypes.data
-    probe.add_part(code, n, k, group, half, data.ctypes.data, address, address if has_minimum else 0)
+        data = data.view(np.uint16)[1::2].copy() if code == BF16 else data
+        probe.add_part(shape, data.ctypes.data, 0, 0, 0, 0)
+        return
+    data = rng.integers(0, 1 << code, n * k, dtype=np.uint8)
+    scale = rng.uniform(0.01, 0.1, (n, k // group)).astype(np.float16)
+    if kind == COUNTED:
+        scale = rng.integers(0, 64, (n, k // group), dtype=np.int8)
+    unit = np.full((n, -(-k // 256)), 0.001, np.float16)
+    probe.add_part(shape, data.ctypes.data, *[scale.ctypes.data] * 2, *[unit.ctypes.data] * 2)
 
 
 def measure(args: argparse.Namespace, name: str, bandwidth: float) -> None:
     fmt = FORMATS[name]
     peak = 2 * _kernels.LinearProbe(args.isa, args.threads).peak(fmt[0], PEAK_ROUNDS)
-    print(f"\n{name}: {fmt[1]}-bit weights, arithmetic peak {peak / 1e9:,.0f} GFLOP/s")
+    print(f"\n{name}: arithmetic peak {peak / 1e9:,.0f} GFLOP/s")
     print(f"{'layer':8} {'N':>6} {'K':>5} {'M':>4} {'us':>9} {'GB/s':>7} {'of read':>8} {'GFLOP/s':>8} {'of peak':>8}")
     for layer, (n, k) in SHAPES.items():
+        if layer not in args.layers:
+            continue
+        if fmt[3] == COUNTED:
+            k = -(-k // 256) * 256
         probe = _kernels.LinearProbe(args.isa, args.threads)
         make(probe, fmt, n, k)
         for m in args.rows:
@@ -69,6 +85,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--formats", type=lambda text: text.split(","), default=list(FORMATS))
+    parser.add_argument("--layers", type=lambda text: text.split(","), default=list(SHAPES))
     parser.add_argument(
         "--rows", type=lambda text: [int(m) for m in text.split(",")], default=[1, 2, 4, 8, 16, 64, 256]
     )

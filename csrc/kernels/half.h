@@ -25,16 +25,6 @@ static inline float half_to_float(uint16_t half) {
   return bits_float(sign | ((exponent == 31 ? 255 : exponent + 112) << 23) | (mantissa << 13));
 }
 
-/// For numbers that are float16 already: no rounding is done.
-static inline uint16_t exact_half(float value) {
-  uint32_t bits = float_bits(value), sign = (bits >> 16) & 0x8000;
-  uint32_t exponent = (bits >> 23) & 255, mantissa = bits & 0x7fffff;
-  if (exponent == 255) return uint16_t(sign | 0x7c00 | (mantissa >> 13));
-  if (exponent >= 113) return uint16_t(sign | ((exponent - 112) << 10) | (mantissa >> 13));
-  if (exponent < 103) return uint16_t(sign);
-  return uint16_t(sign | ((mantissa | 0x800000) >> (126 - exponent)));
-}
-
 static inline float from_bf16(uint16_t value) { return bits_float(uint32_t(value) << 16); }
 
 }  // namespace octavo::OCTAVO_ISA

@@ -6,7 +6,7 @@
 namespace octavo::OCTAVO_ISA {
 
 // linear_pack.cpp
-size_t packed_bytes(WeightFormat format, int64_t n, int64_t k, int32_t group, bool has_minimum, bool half_scales);
+size_t packed_bytes(const PartShape& part);
 void pack(const LinearSource& source, void* panels, int64_t first, int64_t last);
 
 // linear_embed.cpp

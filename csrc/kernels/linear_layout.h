@@ -6,8 +6,14 @@
 //   bf16  2 inputs    uint16   [32 n][2 k]                                             128 bytes
 //   i8    32 inputs   uint8    [8][32 n][4 k], the code + 128                          1024 bytes, then scales, minima
 //   i4    32 inputs   uint8    [4][32 n][4], low nibble k = 8q + j, high 8q + 4 + j    512 bytes, then scales, minima
-// Scales and minima are [subgroups][32 n] float or float16; subgroups is 2 for groups of 16 inputs, else 1 (a longer
-// group repeats its scale in each block). Codes are unsigned: a mask or a shift then widens them to 16 bits.
+//   i5    as i4, then bit 4 of the codes, uint32 [32 n]                                640 bytes, then scales, minima
+//   i6    as i4, then bits 4 and 5, uint32 [2][32 n]                                   768 bytes, then scales, minima
+// Scales and minima are [subgroups][32 n] float, float16 or int8; subgroups is 2 for groups of 16 inputs, else 1 (a
+// longer group repeats its scale in each block). Before every 8 blocks with int8 scales lie their units, float16
+// [32 n], of scales and then of minima. Codes are unsigned: a mask or a shift then widens them to 16 bits.
+//
+// The higher bits of i5 and i6 are in the order of the pairs of ActivationGroup: bits of pair p from h * p % 16 on for
+// its first input, 16 higher for its second, h being 1 or 2, of word h * p / 16.
 //
 // Activations are kept by row tile: [tile][step][row of the tile], so that a kernel reads them in order, whatever K.
 #pragma once
@@ -17,39 +23,46 @@
 
 namespace octavo::OCTAVO_ISA {
 
-inline constexpr int64_t kBlockInputs = 32;  // inputs of one block of i8 and i4, and of one activation scale
+inline constexpr int64_t kBlockInputs = 32;  // inputs of one grouped block, and of one activation scale
+inline constexpr int64_t kUnitBlocks = kUnitInputs / kBlockInputs;
+inline constexpr int64_t kUnitBytes = kPanelOutputs * 2;
 
 struct PanelShape {
   WeightFormat format;
   int64_t steps;        // blocks along K
   int64_t block_bytes;  // of one block, a multiple of 64
   int64_t code_bytes;   // of a block, before its scales
+  int64_t unit_bytes;   // before every kUnitBlocks blocks, or 0
   int32_t subgroups;
-  bool half_scales;
+  ScaleKind scales;
+  bool centred;
   bool has_minimum;
 
-  int64_t panel_bytes() const { return steps * block_bytes; }
-  int64_t scale_bytes() const { return subgroups * kPanelOutputs * (half_scales ? 2 : 4); }
+  int64_t panel_bytes() const { return block_offset(steps - 1) + block_bytes; }
+  int64_t block_offset(int64_t step) const { return step * block_bytes + (step / kUnitBlocks + 1) * unit_bytes; }
+  int64_t unit_offset(int64_t step) const { return block_offset(step / kUnitBlocks * kUnitBlocks) - unit_bytes; }
+  /// Bytes of the scales of one subgroup in a block.
+  int64_t scale_bytes() const {
+    return kPanelOutputs * (scales == ScaleKind::f32 ? 4 : scales == ScaleKind::f16 ? 2 : 1);
+  }
+  int64_t minimum_offset() const { return code_bytes + subgroups * scale_bytes(); }
 };
 
-static inline bool is_grouped(WeightFormat format) {
-  return format == WeightFormat::i8_group || format == WeightFormat::i4_group;
-}
+static inline bool is_grouped(WeightFormat format) { return format >= WeightFormat::i4_group; }
 
-static inline PanelShape panel_shape(WeightFormat format, int64_t k, int32_t group, bool has_minimum,
-                                     bool half_scales) {
-  if (format == WeightFormat::f32) return {format, k, kPanelOutputs * 4, kPanelOutputs * 4, 1, false, false};
-  if (format == WeightFormat::bf16) {
-    return {format, ceil_div(k, 2), kPanelOutputs * 4, kPanelOutputs * 4, 1, false, false};
-  }
-  int64_t codes = kPanelOutputs * kBlockInputs / (format == WeightFormat::i4_group ? 2 : 1);
-  PanelShape shape{format, ceil_div(k, kBlockInputs), 0, codes, group == 16 ? 2 : 1, half_scales, has_minimum};
-  shape.block_bytes = codes + shape.scale_bytes() * (has_minimum ? 2 : 1);
+static inline PanelShape panel_shape(const PartShape& part) {
+  PanelShape shape{part.format, part.k, kPanelOutputs * 4, kPanelOutputs * 4, 0, 1, part.scales, false, false};
+  if (part.format == WeightFormat::bf16) shape.steps = ceil_div(part.k, 2);
+  if (!is_grouped(part.format)) return shape;
+  shape.steps = ceil_div(part.k, kBlockInputs);
+  shape.code_bytes = kPanelOutputs * kBlockInputs / 8 * int(part.format);
+  shape.subgroups = part.group == 16 ? 2 : 1;
+  shape.centred = part.centred;
+  shape.has_minimum = part.has_minimum;
+  const int64_t kinds = part.has_minimum ? 2 : 1;
+  if (part.scales == ScaleKind::counted) shape.unit_bytes = kUnitBytes * kinds;
+  shape.block_bytes = round_up(shape.code_bytes + shape.subgroups * shape.scale_bytes() * kinds, 64);
   return shape;
-}
-
-static inline PanelShape panel_shape(const LinearPart& part) {
-  return panel_shape(part.format, part.k, part.group, part.has_minimum, part.half_scales);
 }
 
 /// 32 activations of one row as int16, and what the offset (+128) and the minima of the weights need of them.
@@ -58,7 +71,7 @@ static inline PanelShape panel_shape(const LinearPart& part) {
 struct alignas(32) ActivationGroup {
   int16_t codes[kBlockInputs];  // round(x / scale), -32767 .. 32767; inputs 0 2 1 3, 4 6 5 7, ...
   float scale;                  // max |x| / 32767; NaN if any x is NaN, so that the row's outputs are NaN
-  int32_t offset[3];            // -128 * sum(codes)
+  int32_t offset[3];            // -128 * sum(codes): what dots with codes of 8 bits, stored + 128, start from
   float sum[3];                 // scale * sum(codes)
 };
 static_assert(sizeof(ActivationGroup) == 96);

@@ -1,7 +1,8 @@
 // Canonical row-major weights -> panels (layouts: linear_layout.h). Outputs and inputs that pad the last panel and the
 // last block are zero.
 
-#include "kernels/half.h"
+#include <cstring>
+
 #include "kernels/linear.h"
 
 namespace octavo::OCTAVO_ISA {
@@ -35,42 +36,61 @@ void pack_words(const LinearSource& source, const PanelShape& shape, int64_t fir
   }
 }
 
+// Codes of four inputs, one in each byte of v -> their bits from 4 on, where the pairs (0, 2), (1, 3) want them.
+inline uint32_t high_bits(uint32_t v, int high) {
+  const uint32_t fields = (v >> 4) & (0x01010101u * ((1u << high) - 1));
+  return (fields | fields >> (8 - high)) & (0x00010001u * ((1u << 2 * high) - 1));
+}
+
 // The codes of one output in one block; `inputs` is 32, or 16 in the last block of a K that 32 does not divide.
 void pack_codes(const LinearSource& source, int64_t n, int64_t first_k, int64_t inputs, uint32_t* out) {
   const uint8_t* data = static_cast<const uint8_t*>(source.data);
+  const uint8_t* row = data + n * source.k + first_k;
+  const int high = int(source.format) - 4;
   if (source.format == WeightFormat::i4_group) {
-    const uint8_t* row = data + (n * source.k + first_k) / 2;
+    row = data + (n * source.k + first_k) / 2;
     for (int64_t q = 0; q < inputs / 8; ++q) out[q * kPanelOutputs] = split_nibbles(load4(row + q * 4));
-  } else {
-    const uint8_t* row = data + n * source.k + first_k;
+  } else if (source.format == WeightFormat::i8_group) {
     for (int64_t q = 0; q < inputs / 4; ++q) out[q * kPanelOutputs] = load4(row + q * 4) ^ 0x80808080;
-  }
-}
-
-inline void store_scale(char* scales, int64_t index, float value, bool half) {
-  if (half) {
-    const uint16_t bits = exact_half(value);
-    std::memcpy(scales + index * 2, &bits, 2);
   } else {
-    std::memcpy(scales + index * 4, &value, 4);
+    for (int64_t q = 0; q < inputs / 4; ++q) {
+      const uint32_t four = load4(row + q * 4);
+      out[q / 2 * kPanelOutputs] |= (four & 0x0f0f0f0f) << (q % 2 * 4);
+      out[(4 + q * 2 * high / 16) * kPanelOutputs] |= high_bits(four, high) << (q * 2 * high % 16);
+    }
   }
 }
 
-void pack_grouped(const LinearSource& source, const PanelShape& shape, int64_t first_n, int64_t valid, char* out) {
+inline void copy_number(char* to, int64_t to_index, const void* from, int64_t from_index, int64_t size) {
+  std::memcpy(to + to_index * size, static_cast<const char*>(from) + from_index * size, size);
+}
+
+// The units of outputs first_n .. first_n + valid - 1 for the blocks from `step` on.
+void pack_units(const LinearSource& source, int64_t first_n, int64_t valid, int64_t step, char* out) {
+  for (int64_t n = 0; n < valid; ++n) {
+    const int64_t from = (first_n + n) * (source.k / kUnitInputs) + step / kUnitBlocks;
+    copy_number(out, n, source.scale_unit, from, 2);
+    if (source.has_minimum) copy_number(out + kUnitBytes, n, source.minimum_unit, from, 2);
+  }
+}
+
+void pack_grouped(const LinearSource& source, const PanelShape& shape, int64_t first_n, int64_t valid, char* panel) {
   const int64_t groups = source.k / source.group, span = kBlockInputs / shape.subgroups;
-  for (int64_t s = 0; s < shape.steps; ++s, out += shape.block_bytes) {
-    std::memset(out, 0, shape.block_bytes);
+  const int64_t size = shape.scale_bytes() / kPanelOutputs;
+  std::memset(panel, 0, shape.panel_bytes());
+  for (int64_t s = 0; s < shape.steps; ++s) {
+    char* out = panel + shape.block_offset(s);
+    if (shape.unit_bytes > 0 && s % kUnitBlocks == 0) {
+      pack_units(source, first_n, valid, s, panel + shape.unit_offset(s));
+    }
     const int64_t first_k = s * kBlockInputs, inputs = min_of(kBlockInputs, source.k - first_k);
-    char* scales = out + shape.code_bytes;
     for (int64_t n = 0; n < valid; ++n) {
       pack_codes(source, first_n + n, first_k, inputs, reinterpret_cast<uint32_t*>(out) + n);
       for (int64_t sub = 0; sub * span < inputs; ++sub) {
         const int64_t from = (first_n + n) * groups + (first_k + sub * span) / source.group;
         const int64_t to = sub * kPanelOutputs + n;
-        store_scale(scales, to, source.scale[from], shape.half_scales);
-        if (shape.has_minimum) {
-          store_scale(scales + shape.scale_bytes(), to, source.minimum[from], shape.half_scales);
-        }
+        copy_number(out + shape.code_bytes, to, source.scale, from, size);
+        if (source.has_minimum) copy_number(out + shape.minimum_offset(), to, source.minimum, from, size);
       }
     }
   }
@@ -78,13 +98,12 @@ void pack_grouped(const LinearSource& source, const PanelShape& shape, int64_t f
 
 }  // namespace
 
-size_t packed_bytes(WeightFormat format, int64_t n, int64_t k, int32_t group, bool has_minimum, bool half_scales) {
-  return size_t(ceil_div(n, kPanelOutputs) * panel_shape(format, k, group, has_minimum, half_scales).panel_bytes());
+size_t packed_bytes(const PartShape& part) {
+  return size_t(ceil_div(part.n, kPanelOutputs) * panel_shape(part).panel_bytes());
 }
 
 void pack(const LinearSource& source, void* panels, int64_t first, int64_t last) {
-  const PanelShape shape =
-      panel_shape(source.format, source.k, source.group, source.minimum != nullptr, source.half_scales);
+  const PanelShape shape = panel_shape(source);
   for (int64_t p = first; p < last; ++p) {
     char* out = static_cast<char*>(panels) + p * shape.panel_bytes();
     const int64_t first_n = p * kPanelOutputs, valid = min_of(kPanelOutputs, source.n - first_n);

@@ -10,9 +10,15 @@ namespace octavo::OCTAVO_ISA {
 struct Prefetch {
   int64_t distance, begin, end;
 
-  void fetch(const void* block) const {
-    const char* line = static_cast<const char*>(block) + distance;
-    for (int64_t i = begin; i < end; i += 64) __builtin_prefetch(line + i);
+  void fetch(const void* block) const { fetch(block, begin, end); }
+
+  /// The units before a block, as a whole.
+  void fetch_units(const void* units, int64_t bytes) const { fetch(units, 0, bytes); }
+
+ private:
+  void fetch(const void* from, int64_t first, int64_t last) const {
+    const char* line = static_cast<const char*>(from) + distance;
+    for (int64_t i = first; i < last; i += 64) __builtin_prefetch(line + i);
   }
 };
 

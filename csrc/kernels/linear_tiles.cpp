@@ -32,10 +32,10 @@ constexpr void fill(FloatTiles& tiles) {
   if constexpr (Rows > 1) fill<Rows - 1>(tiles);
 }
 
-template <bool Four, int Subgroups, int Rows>
+template <int Bits, int Subgroups, int Rows>
 constexpr void fill(GroupTiles& tiles) {
-  tiles.rows[Rows - 1] = group_tile<Four, Subgroups, Rows>;
-  if constexpr (Rows > 1) fill<Four, Subgroups, Rows - 1>(tiles);
+  tiles.rows[Rows - 1] = group_tile<Bits, Subgroups, Rows>;
+  if constexpr (Rows > 1) fill<Bits, Subgroups, Rows - 1>(tiles);
 }
 
 constexpr FloatTiles make_float_tiles() {
@@ -44,16 +44,19 @@ constexpr FloatTiles make_float_tiles() {
   return tiles;
 }
 
-template <bool Four, int Subgroups>
+template <int Bits, int Subgroups>
 constexpr GroupTiles make_group_tiles() {
   GroupTiles tiles{};
-  fill<Four, Subgroups, kGroupRows>(tiles);
+  fill<Bits, Subgroups, kGroupRows>(tiles);
   return tiles;
 }
 
 constexpr FloatTiles kFloatTiles = make_float_tiles();
-constexpr GroupTiles kGroupTiles[2][2] = {{make_group_tiles<false, 1>(), make_group_tiles<false, 2>()},
-                                          {make_group_tiles<true, 1>(), make_group_tiles<true, 2>()}};
+// By subgroups - 1.
+constexpr GroupTiles kTiles4[2] = {make_group_tiles<4, 1>(), make_group_tiles<4, 2>()};
+constexpr GroupTiles kTiles5[2] = {make_group_tiles<5, 1>(), make_group_tiles<5, 2>()};
+constexpr GroupTiles kTiles6[2] = {make_group_tiles<6, 1>(), make_group_tiles<6, 2>()};
+constexpr GroupTiles kTiles8[2] = {make_group_tiles<8, 1>(), make_group_tiles<8, 2>()};
 
 }  // namespace
 
@@ -62,7 +65,11 @@ int most_tile_rows(ActivationKind kind) { return kind == ActivationKind::i16 ? k
 Tile find_tile(const PanelShape& shape, int64_t rows) {
   if (shape.format == WeightFormat::f32) return kFloatTiles.f32[rows - 1];
   if (shape.format == WeightFormat::bf16) return kFloatTiles.bf16[rows - 1];
-  return kGroupTiles[shape.format == WeightFormat::i4_group][shape.subgroups - 1].rows[rows - 1];
+  const GroupTiles* tiles = shape.format == WeightFormat::i4_group   ? kTiles4
+                            : shape.format == WeightFormat::i5_group ? kTiles5
+                            : shape.format == WeightFormat::i6_group ? kTiles6
+                                                                     : kTiles8;
+  return tiles[shape.subgroups - 1].rows[rows - 1];
 }
 
 int64_t multiply_adds(WeightFormat format, int64_t rounds) { return register_multiply_adds(format, rounds); }

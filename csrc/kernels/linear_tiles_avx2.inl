@@ -79,54 +79,71 @@ void bf16_tile(const void* x, int64_t stride, const void* panel, const PanelShap
   }
 }
 
-inline void load_scales(const uint8_t* p, bool half_scales, int first, __m256 out[2]) {
+inline __m256 load_half(const uint8_t* p) {
+  return _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(p)));
+}
+
+// Of outputs first .. first + 15.
+inline void load_scales(const uint8_t* p, ScaleKind kind, const uint8_t* unit, int first, __m256 out[2]) {
 #pragma GCC unroll 2
   for (int i = 0; i < 2; ++i) {
-    if (half_scales) {
-      out[i] = _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(p + (first + i * 8) * 2)));
-    } else {
-      out[i] = _mm256_load_ps(reinterpret_cast<const float*>(p) + first + i * 8);
+    const int n = first + i * 8;
+    if (kind == ScaleKind::f32) {
+      out[i] = _mm256_load_ps(reinterpret_cast<const float*>(p) + n);
+    } else if (kind == ScaleKind::f16) {
+      out[i] = load_half(p + n * 2);
+    } else {  // the product is exact
+      const __m128i counts = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + n));
+      out[i] = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(counts)), load_half(unit + n * 2));
     }
   }
 }
 
-// Codes of one pair of inputs, of 8 outputs, as 16-bit numbers; Pair counts pairs in the order of ActivationGroup.
-template <bool Four, int Pair>
-inline __m256i widen_codes(__m256i bytes) {
-  if (!Four) return Pair % 2 ? _mm256_srli_epi16(bytes, 8) : _mm256_and_si256(bytes, _mm256_set1_epi16(255));
+// Codes of one pair of inputs of 8 outputs as 16-bit numbers; Pair counts pairs in the order of ActivationGroup.
+template <int Bits, int Pair>
+inline __m256i load_codes(const uint8_t* w) {
+  const __m256i bytes = load32(w + Pair / (Bits == 8 ? 2 : 4) * 128);
+  if constexpr (Bits == 8) {
+    return Pair % 2 ? _mm256_srli_epi16(bytes, 8) : _mm256_and_si256(bytes, _mm256_set1_epi16(255));
+  }
   constexpr int kShift = Pair % 2 * 8 + Pair / 2 % 2 * 4;
   const __m256i shifted = kShift ? _mm256_srli_epi16(bytes, kShift) : bytes;
-  return kShift == 12 ? shifted : _mm256_and_si256(shifted, _mm256_set1_epi16(15));
+  const __m256i low = kShift == 12 ? shifted : _mm256_and_si256(shifted, _mm256_set1_epi16(15));
+  if constexpr (Bits == 4) return low;
+  constexpr int kHigh = Bits - 4, kRight = kHigh * Pair % 16 - 4;
+  const __m256i words = load32(w + 512 + kHigh * Pair / 16 * 128);
+  const __m256i high = kRight > 0 ? _mm256_srli_epi32(words, kRight) : _mm256_slli_epi32(words, -kRight);
+  return _mm256_or_si256(low, _mm256_and_si256(high, _mm256_set1_epi16((1 << Bits) - 16)));
 }
 
 // dot[r] += codes times activations, for pairs Pair .. End - 1 of a block; w: the first of 16 outputs.
-template <bool Four, int Rows, int Pair, int End>
+template <int Bits, int Rows, int Pair, int End>
 inline void dot_pairs(const ActivationGroup* a, const uint8_t* w, __m256i dot[Rows][2]) {
-  const uint8_t* bytes = w + Pair / (Four ? 4 : 2) * 128;
-  const __m256i w0 = widen_codes<Four, Pair>(load32(bytes)), w1 = widen_codes<Four, Pair>(load32(bytes + 32));
+  const __m256i w0 = load_codes<Bits, Pair>(w), w1 = load_codes<Bits, Pair>(w + 32);
 #pragma GCC unroll 6
   for (int r = 0; r < Rows; ++r) {
     const __m256i b = broadcast4(a[r].codes + Pair * 2);
     dot[r][0] = _mm256_add_epi32(dot[r][0], _mm256_madd_epi16(w0, b));
     dot[r][1] = _mm256_add_epi32(dot[r][1], _mm256_madd_epi16(w1, b));
   }
-  if constexpr (Pair + 1 < End) dot_pairs<Four, Rows, Pair + 1, End>(a, w, dot);
+  if constexpr (Pair + 1 < End) dot_pairs<Bits, Rows, Pair + 1, End>(a, w, dot);
 }
 
-template <bool Four, int Subgroups, int Rows, int Sub>
-inline void group_step(const ActivationGroup* a, const uint8_t* w, const PanelShape& shape, int first,
-                       __m256 acc[Rows][2]) {
-  const int64_t sub_bytes = shape.half_scales ? 64 : 128;
-  const uint8_t* scales = w + (Four ? 512 : 1024) + Sub * sub_bytes;
+template <int Bits, int Subgroups, int Rows, int Sub>
+inline void group_step(const ActivationGroup* a, const uint8_t* w, const uint8_t* units, const PanelShape& shape,
+                       int first, __m256 acc[Rows][2]) {
+  const uint8_t* scales = w + Bits * 128 + Sub * shape.scale_bytes();
   constexpr int kPairs = 16 / Subgroups, kSums = Subgroups == 1 ? 2 : Sub;
   __m256i dot[Rows][2];
 #pragma GCC unroll 6
   for (int r = 0; r < Rows; ++r) {
-    dot[r][0] = dot[r][1] = Four ? _mm256_setzero_si256() : broadcast4(a[r].offset + kSums);
+    dot[r][0] = _mm256_setzero_si256();
+    if (Bits == 8 || shape.centred) dot[r][0] = _mm256_srai_epi32(broadcast4(a[r].offset + kSums), 8 - Bits);
+    dot[r][1] = dot[r][0];
   }
-  dot_pairs<Four, Rows, Sub * kPairs, (Sub + 1) * kPairs>(a, w + first * 4, dot);
+  dot_pairs<Bits, Rows, Sub * kPairs, (Sub + 1) * kPairs>(a, w + first * 4, dot);
   __m256 scale[2], minimum[2];
-  load_scales(scales, shape.half_scales, first, scale);
+  load_scales(scales, shape.scales, units, first, scale);
 #pragma GCC unroll 6
   for (int r = 0; r < Rows; ++r) {
     __m256 row = _mm256_set1_ps(a[r].scale);
@@ -136,7 +153,7 @@ inline void group_step(const ActivationGroup* a, const uint8_t* w, const PanelSh
     }
   }
   if (!shape.has_minimum) return;
-  load_scales(scales + Subgroups * sub_bytes, shape.half_scales, first, minimum);
+  load_scales(scales + Subgroups * shape.scale_bytes(), shape.scales, units + kUnitBytes, first, minimum);
 #pragma GCC unroll 6
   for (int r = 0; r < Rows; ++r) {
     __m256 sum = _mm256_set1_ps(a[r].sum[kSums]);
@@ -145,7 +162,7 @@ inline void group_step(const ActivationGroup* a, const uint8_t* w, const PanelSh
   }
 }
 
-template <bool Four, int Subgroups, int Rows>
+template <int Bits, int Subgroups, int Rows>
 void group_tile(const void* x, int64_t stride, const void* panel, const PanelShape& shape, const Prefetch& ahead,
                 float* out) {
   for (int first = 0; first < kPanelOutputs; first += 16) {
@@ -154,10 +171,15 @@ void group_tile(const void* x, int64_t stride, const void* panel, const PanelSha
     __m256 acc[Rows][2];
 #pragma GCC unroll 6
     for (int r = 0; r < Rows; ++r) acc[r][0] = acc[r][1] = _mm256_setzero_ps();
+    const uint8_t* units = w;
     for (int64_t s = 0; s < shape.steps; ++s, a += stride, w += shape.block_bytes) {
+      if (s % kUnitBlocks == 0) {
+        units = w;
+        w += shape.unit_bytes;
+      }
       if (first == 0) ahead.fetch(w);
-      group_step<Four, Subgroups, Rows, 0>(a, w, shape, first, acc);
-      if (Subgroups == 2) group_step<Four, Subgroups, Rows, Subgroups - 1>(a, w, shape, first, acc);
+      group_step<Bits, Subgroups, Rows, 0>(a, w, units, shape, first, acc);
+      if (Subgroups == 2) group_step<Bits, Subgroups, Rows, Subgroups - 1>(a, w, units, shape, first, acc);
     }
 #pragma GCC unroll 6
     for (int r = 0; r < Rows; ++r) {

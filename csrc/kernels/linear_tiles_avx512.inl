@@ -65,53 +65,70 @@ void bf16_tile(const void* x, int64_t stride, const void* panel, const PanelShap
   }
 }
 
-inline void load_scales(const uint8_t* p, bool half, __m512 out[2]) {
-  if (half) {
-    out[0] = _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(p)));
-    out[1] = _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(p + 32)));
-  } else {
-    out[0] = _mm512_load_ps(p);
-    out[1] = _mm512_load_ps(p + 64);
+inline __m512 load_half(const uint8_t* p) {
+  return _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(p)));
+}
+
+inline void load_scales(const uint8_t* p, ScaleKind kind, const uint8_t* unit, __m512 out[2]) {
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) {
+    if (kind == ScaleKind::f32) {
+      out[i] = _mm512_load_ps(p + 64 * i);
+    } else if (kind == ScaleKind::f16) {
+      out[i] = load_half(p + 32 * i);
+    } else {  // the product is exact
+      const __m128i counts = _mm_load_si128(reinterpret_cast<const __m128i*>(p) + i);
+      out[i] = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(counts)), load_half(unit + 32 * i));
+    }
   }
 }
 
-// Codes of one pair of inputs, of 16 outputs, as 16-bit numbers; Pair counts pairs in the order of ActivationGroup.
-template <bool Four, int Pair>
-inline __m512i widen_codes(__m512i bytes) {
-  if (!Four) return Pair % 2 ? _mm512_srli_epi16(bytes, 8) : _mm512_and_si512(bytes, _mm512_set1_epi16(255));
+// Codes of one pair of inputs of 16 outputs as 16-bit numbers; Pair counts pairs in the order of ActivationGroup.
+template <int Bits, int Pair>
+inline __m512i load_codes(const uint8_t* w) {
+  const __m512i bytes = _mm512_load_si512(w + Pair / (Bits == 8 ? 2 : 4) * 128);
+  if constexpr (Bits == 8) {
+    return Pair % 2 ? _mm512_srli_epi16(bytes, 8) : _mm512_and_si512(bytes, _mm512_set1_epi16(255));
+  }
   constexpr int kShift = Pair % 2 * 8 + Pair / 2 % 2 * 4;
   const __m512i shifted = kShift ? _mm512_srli_epi16(bytes, kShift) : bytes;
-  return kShift == 12 ? shifted : _mm512_and_si512(shifted, _mm512_set1_epi16(15));
+  const __m512i low = kShift == 12 ? shifted : _mm512_and_si512(shifted, _mm512_set1_epi16(15));
+  if constexpr (Bits == 4) return low;
+  constexpr int kHigh = Bits - 4, kRight = kHigh * Pair % 16 - 4;
+  const __m512i words = _mm512_load_si512(w + 512 + kHigh * Pair / 16 * 128);
+  const __m512i high = kRight > 0 ? _mm512_srli_epi32(words, kRight) : _mm512_slli_epi32(words, -kRight);
+  constexpr int kLowOrHighAndMask = 0xf8;
+  return _mm512_ternarylogic_epi32(low, high, _mm512_set1_epi16((1 << Bits) - 16), kLowOrHighAndMask);
 }
 
 // dot[r] += codes times activations, for pairs Pair .. End - 1 of a block.
-template <bool Four, int Rows, int Pair, int End>
+template <int Bits, int Rows, int Pair, int End>
 inline void dot_pairs(const ActivationGroup* a, const uint8_t* w, __m512i dot[Rows][2]) {
-  const uint8_t* bytes = w + Pair / (Four ? 4 : 2) * 128;
-  const __m512i w0 = widen_codes<Four, Pair>(_mm512_load_si512(bytes));
-  const __m512i w1 = widen_codes<Four, Pair>(_mm512_load_si512(bytes + 64));
+  const __m512i w0 = load_codes<Bits, Pair>(w), w1 = load_codes<Bits, Pair>(w + 64);
 #pragma GCC unroll 12
   for (int r = 0; r < Rows; ++r) {
     const __m512i b = broadcast4(a[r].codes + Pair * 2);
     dot[r][0] = _mm512_dpwssd_epi32(dot[r][0], w0, b);
     dot[r][1] = _mm512_dpwssd_epi32(dot[r][1], w1, b);
   }
-  if constexpr (Pair + 1 < End) dot_pairs<Four, Rows, Pair + 1, End>(a, w, dot);
+  if constexpr (Pair + 1 < End) dot_pairs<Bits, Rows, Pair + 1, End>(a, w, dot);
 }
 
-template <bool Four, int Subgroups, int Rows, int Sub>
-inline void group_step(const ActivationGroup* a, const uint8_t* w, const PanelShape& shape, __m512 acc[Rows][2]) {
+template <int Bits, int Subgroups, int Rows, int Sub>
+inline void group_step(const ActivationGroup* a, const uint8_t* w, const uint8_t* units, const PanelShape& shape,
+                       __m512 acc[Rows][2]) {
   constexpr int kPairs = 16 / Subgroups, kSums = Subgroups == 1 ? 2 : Sub;
-  const int64_t sub_bytes = shape.half_scales ? 64 : 128;
-  const uint8_t* scales = w + (Four ? 512 : 1024) + Sub * sub_bytes;
+  const uint8_t* scales = w + Bits * 128 + Sub * shape.scale_bytes();
   __m512i dot[Rows][2];
 #pragma GCC unroll 12
   for (int r = 0; r < Rows; ++r) {
-    dot[r][0] = dot[r][1] = Four ? _mm512_setzero_si512() : broadcast4(a[r].offset + kSums);
+    dot[r][0] = _mm512_setzero_si512();
+    if (Bits == 8 || shape.centred) dot[r][0] = _mm512_srai_epi32(broadcast4(a[r].offset + kSums), 8 - Bits);
+    dot[r][1] = dot[r][0];
   }
-  dot_pairs<Four, Rows, Sub * kPairs, (Sub + 1) * kPairs>(a, w, dot);
+  dot_pairs<Bits, Rows, Sub * kPairs, (Sub + 1) * kPairs>(a, w, dot);
   __m512 scale[2], minimum[2];
-  load_scales(scales, shape.half_scales, scale);
+  load_scales(scales, shape.scales, units, scale);
 #pragma GCC unroll 12
   for (int r = 0; r < Rows; ++r) {
     __m512 row = _mm512_set1_ps(a[r].scale);
@@ -119,7 +136,7 @@ inline void group_step(const ActivationGroup* a, const uint8_t* w, const PanelSh
     acc[r][1] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[r][1]), _mm512_mul_ps(scale[1], row), acc[r][1]);
   }
   if (!shape.has_minimum) return;
-  load_scales(scales + Subgroups * sub_bytes, shape.half_scales, minimum);
+  load_scales(scales + Subgroups * shape.scale_bytes(), shape.scales, units + kUnitBytes, minimum);
 #pragma GCC unroll 12
   for (int r = 0; r < Rows; ++r) {
     __m512 sum = _mm512_set1_ps(a[r].sum[kSums]);
@@ -128,7 +145,7 @@ inline void group_step(const ActivationGroup* a, const uint8_t* w, const PanelSh
   }
 }
 
-template <bool Four, int Subgroups, int Rows>
+template <int Bits, int Subgroups, int Rows>
 void group_tile(const void* x, int64_t stride, const void* panel, const PanelShape& shape, const Prefetch& ahead,
                 float* out) {
   const ActivationGroup* a = static_cast<const ActivationGroup*>(x);
@@ -136,10 +153,16 @@ void group_tile(const void* x, int64_t stride, const void* panel, const PanelSha
   __m512 acc[Rows][2];
 #pragma GCC unroll 12
   for (int r = 0; r < Rows; ++r) acc[r][0] = acc[r][1] = _mm512_setzero_ps();
+  const uint8_t* units = w;
   for (int64_t s = 0; s < shape.steps; ++s, a += stride, w += shape.block_bytes) {
+    if (s % kUnitBlocks == 0) {
+      ahead.fetch_units(w, shape.unit_bytes);
+      units = w;
+      w += shape.unit_bytes;
+    }
     ahead.fetch(w);
-    group_step<Four, Subgroups, Rows, 0>(a, w, shape, acc);
-    if (Subgroups == 2) group_step<Four, Subgroups, Rows, Subgroups - 1>(a, w, shape, acc);
+    group_step<Bits, Subgroups, Rows, 0>(a, w, units, shape, acc);
+    if (Subgroups == 2) group_step<Bits, Subgroups, Rows, Subgroups - 1>(a, w, units, shape, acc);
   }
 #pragma GCC unroll 12
   for (int r = 0; r < Rows; ++r) {

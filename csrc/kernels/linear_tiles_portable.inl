@@ -1,7 +1,7 @@
 // Tiles for any machine; loops over the 32 outputs of a panel are left to the compiler's vectoriser.
 // Included by linear_tiles.cpp.
 
-#include "kernels/half.h"
+#include "kernels/linear_scale.h"
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -44,26 +44,29 @@ void bf16_tile(const void* x, int64_t stride, const void* panel, const PanelShap
   }
 }
 
-inline void load_scales(const uint8_t* p, bool half, float* out) {
-  if (!half) {
-    std::memcpy(out, p, kPanelOutputs * sizeof(float));
-    return;
-  }
-  const uint16_t* values = reinterpret_cast<const uint16_t*>(p);
-  for (int n = 0; n < kPanelOutputs; ++n) out[n] = half_to_float(values[n]);
+inline void load_scales(const uint8_t* p, ScaleKind kind, const uint8_t* unit, float* out) {
+  for (int n = 0; n < kPanelOutputs; ++n) out[n] = load_scale(p, n, kind, unit);
 }
 
 // Codes of pairs of inputs in the order of ActivationGroup as unsigned 16 bits: [pair][output][2].
-template <bool Four>
+template <int Bits>
 inline void unpack_codes(const uint8_t* w, int16_t* out) {
-  for (int q = 0; q < (Four ? 4 : 8); ++q, w += 4 * kPanelOutputs) {
+  constexpr int kWidth = Bits == 8 ? 8 : 4, kHigh = Bits - kWidth;
+  const uint8_t* bytes = w;
+  for (int q = 0; q < kWidth; ++q, bytes += 4 * kPanelOutputs) {
     uint16_t words[2 * kPanelOutputs];
-    for (int i = 0; i < 2 * kPanelOutputs; ++i) words[i] = uint16_t(w[2 * i] | w[2 * i + 1] << 8);
-    for (int shift = 0; shift < 16; shift += Four ? 4 : 8) {
-      const int pair = Four ? q * 4 + shift / 8 + shift % 8 / 2 : q * 2 + shift / 8;
+    for (int i = 0; i < 2 * kPanelOutputs; ++i) words[i] = uint16_t(bytes[2 * i] | bytes[2 * i + 1] << 8);
+    for (int shift = 0; shift < 16; shift += kWidth) {
+      const int pair = kWidth == 4 ? q * 4 + shift / 8 + shift % 8 / 2 : q * 2 + shift / 8;
       int16_t* codes = out + pair * 2 * kPanelOutputs;
-      for (int i = 0; i < 2 * kPanelOutputs; ++i) codes[i] = int16_t(words[i] >> shift & (Four ? 15 : 255));
+      for (int i = 0; i < 2 * kPanelOutputs; ++i) codes[i] = int16_t(words[i] >> shift & ((1 << kWidth) - 1));
     }
+  }
+  for (int pair = 0; kHigh > 0 && pair < kBlockInputs / 2; ++pair, out += 2 * kPanelOutputs) {
+    uint16_t words[2 * kPanelOutputs];
+    std::memcpy(words, w + 512 + kHigh * pair / 16 * 128, sizeof words);
+    const int shift = kHigh * pair % 16;
+    for (int i = 0; i < 2 * kPanelOutputs; ++i) out[i] |= int16_t((words[i] >> shift & ((1 << kHigh) - 1)) << 4);
   }
 }
 
@@ -92,26 +95,30 @@ inline void dot_pairs(const int16_t* codes, const int16_t* a, int32_t start, int
 #endif
 }
 
-template <bool Four, int Subgroups, int Rows>
+template <int Bits, int Subgroups, int Rows>
 void group_tile(const void* x, int64_t stride, const void* panel, const PanelShape& shape, const Prefetch&,
                 float* out) {
   constexpr int kPairs = 16 / Subgroups;
   const ActivationGroup* a = static_cast<const ActivationGroup*>(x);
   const uint8_t* w = static_cast<const uint8_t*>(panel);
   std::memset(out, 0, Rows * kPanelOutputs * sizeof(float));
-  for (int64_t s = 0; s < shape.steps; ++s, a += stride, w += shape.block_bytes) {
+  for (int64_t s = 0; s < shape.steps; ++s, a += stride) {
+    const uint8_t *block = w + shape.block_offset(s), *units = w + shape.unit_offset(s);
     alignas(64) int16_t codes[kBlockInputs * kPanelOutputs];
-    unpack_codes<Four>(w, codes);
+    unpack_codes<Bits>(block, codes);
     for (int sub = 0; sub < Subgroups; ++sub) {
-      const uint8_t* scales = w + shape.code_bytes + sub * shape.scale_bytes() / Subgroups;
+      const uint8_t* scales = block + shape.code_bytes + sub * shape.scale_bytes();
       const int sums = Subgroups == 1 ? 2 : sub;
       float scale[kPanelOutputs], minimum[kPanelOutputs];
-      load_scales(scales, shape.half_scales, scale);
-      if (shape.has_minimum) load_scales(scales + shape.scale_bytes(), shape.half_scales, minimum);
+      load_scales(scales, shape.scales, units, scale);
+      if (shape.has_minimum) {
+        load_scales(scales + Subgroups * shape.scale_bytes(), shape.scales, units + kUnitBytes, minimum);
+      }
       for (int r = 0; r < Rows; ++r) {
         alignas(64) int32_t dot[kPanelOutputs];
         const int16_t* c = codes + sub * kPairs * 2 * kPanelOutputs;
-        dot_pairs<kPairs>(c, a[r].codes + sub * kPairs * 2, Four ? 0 : a[r].offset[sums], dot);
+        const int32_t start = Bits == 8 || shape.centred ? a[r].offset[sums] / (1 << (8 - Bits)) : 0;
+        dot_pairs<kPairs>(c, a[r].codes + sub * kPairs * 2, start, dot);
         float* y = out + r * kPanelOutputs;
         for (int n = 0; n < kPanelOutputs; ++n) y[n] += float(dot[n]) * (scale[n] * a[r].scale);
         if (!shape.has_minimum) continue;

@@ -3,8 +3,10 @@
 Every stored value of every checkpoint format maps onto these without loss:
 
     float       data [N, K] float32, or bfloat16 kept as uint16
-    int8_group  value[n, k] = scale[n, k // g] * q[n, k] + minimum[n, k // g]      q int8
+    int8_group  value[n, k] = scale[n, k // g] * (q[n, k] - zero) + minimum[n, k // g]      q int8
     int4_group  the same with q in 0..15, two per byte
+
+K-quants keep scales and minima as small integers: counts of a float16 unit that 256 inputs share.
 
 Schemes (``quantization/schemes/*.py``) make these from checkpoint tensors; backends read nothing else.
 """
@@ -27,37 +29,62 @@ class Weight:
 
     ``data`` by format: float32 ``[*shape] float32``; bfloat16 ``[*shape] uint16``; int8_group ``[N, K] int8``;
     int4_group ``[N, K // 2] uint8``, byte j of a row holds element 2j in its low and 2j+1 in its high nibble.
-    ``scale``/``minimum``: ``[N, K // group_size]`` float32 or float16 (exact); ``minimum`` None means zero.
+    ``bits``: q needs no more; below 8, it lies in 0 .. 2^bits - 1. ``zero`` is the q that stands for ``minimum``.
+    ``scale``/``minimum``: ``[N, K // group_size]`` float32 or float16 (exact); ``minimum`` None means zero. Or int8, to
+    be multiplied by ``scale_unit``/``minimum_unit`` ``[N, K // 256]`` float16, which is exact in float32.
     ``source``: the checkpoint's own name of the type, for people (``"Q4_1"``, ``"BF16"``).
     """
 
     format: Format
     shape: tuple[int, ...]
     data: npt.NDArray[np.generic]
-    scale: npt.NDArray[np.floating] | None = None
-    minimum: npt.NDArray[np.floating] | None = None
+    scale: npt.NDArray[np.generic] | None = None
+    minimum: npt.NDArray[np.generic] | None = None
     group_size: int = 0
     source: str = ""
+    bits: int = 8
+    zero: int = 0
+    scale_unit: npt.NDArray[np.float16] | None = None
+    minimum_unit: npt.NDArray[np.float16] | None = None
 
     @property
     def num_bytes(self) -> int:
-        return sum(a.nbytes for a in (self.data, self.scale, self.minimum) if a is not None)
+        arrays = (self.data, self.scale, self.minimum, self.scale_unit, self.minimum_unit)
+        return sum(array.nbytes for array in arrays if array is not None)
+
+    def group_scale(self) -> npt.NDArray[np.float32]:
+        """Scales ``[N, K // group_size]`` as numbers."""
+        assert self.scale is not None
+        return _numbers(self.scale, self.scale_unit)
+
+    def group_minimum(self) -> npt.NDArray[np.float32] | None:
+        """Minima ``[N, K // group_size]`` as numbers, None if all are zero."""
+        return None if self.minimum is None else _numbers(self.minimum, self.minimum_unit)
 
     def dequantize(self) -> npt.NDArray[np.float32]:
-        """The stored values as float32 ``[*shape]`` (exact up to float32 rounding of scale*q+minimum)."""
+        """The stored values as float32 ``[*shape]`` (exact up to float32 rounding of scale*(q-zero)+minimum)."""
         if self.format == "float32":
             return self.data.astype(np.float32, copy=False)
         if self.format == "bfloat16":
             return (self.data.astype(np.uint32) << 16).view(np.float32)
-        assert self.scale is not None
         q = self.data
         if self.format == "int4_group":
             q = np.stack([self.data & 15, self.data >> 4], axis=-1).reshape(self.shape)  # type: ignore[operator]
-        grouped = q.astype(np.float32).reshape(self.shape[0], -1, self.group_size)
-        out = grouped * self.scale.astype(np.float32)[..., None]
-        if self.minimum is not None:
-            out += self.minimum.astype(np.float32)[..., None]
+        grouped = q.astype(np.float32).reshape(self.shape[0], -1, self.group_size) - np.float32(self.zero)
+        out = grouped * self.group_scale()[..., None]
+        minimum = self.group_minimum()
+        if minimum is not None:
+            out += minimum[..., None]
         return out.reshape(self.shape)
+
+
+def _numbers(counts: npt.NDArray[np.generic], unit: npt.NDArray[np.float16] | None) -> npt.NDArray[np.float32]:
+    """``counts`` [N, groups] as float32, times ``unit`` [N, groups of 256 inputs] if they have one."""
+    numbers = counts.astype(np.float32)
+    if unit is None:
+        return numbers
+    by_unit = numbers.reshape(*unit.shape, -1) * unit.astype(np.float32)[..., None]
+    return by_unit.reshape(numbers.shape)
 
 
 # Parameters by the name the program uses. The parts of an entry are stacked along axis 0 (output features), so that

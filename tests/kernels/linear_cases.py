@@ -9,21 +9,26 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.backends.cpu import _kernels
+from octavo.backends.cpu.weights import part_numbers, source_arrays
 from octavo.quantization.base import Weight
 
-FORMAT_CODES = {"float32": 0, "bfloat16": 1, "int8_group": 2, "int4_group": 3}
 FloatArray = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A kind of weights. ``name`` is the test id."""
+    """A kind of weights. ``name`` is the test id; ``scales`` the type of scales and minima, int8 for counted ones."""
 
     name: str
     format: str
     group: int = 0
     minimum: bool = False
-    half: bool = False
+    scales: str = "float32"
+    bits: int = 8
+    zero: int = 0
+
+    def fits(self, k: int) -> bool:
+        return k % (256 if self.scales == "int8" else max(self.group, 1)) == 0
 
     def make(self, rng: np.random.Generator, n: int, k: int) -> Weight:
         """Random weights [n, k] of about unit size; every code occurs."""
@@ -31,27 +36,49 @@ class Case:
             return Weight("float32", (n, k), rng.standard_normal((n, k), dtype=np.float32))
         if self.format == "bfloat16":
             return Weight("bfloat16", (n, k), to_bf16(rng.standard_normal((n, k), dtype=np.float32)))
-        float_type = np.float16 if self.half else np.float32
-        scale = rng.uniform(0.01, 0.1, (n, k // self.group)).astype(float_type)
-        minimum = rng.uniform(-0.5, 0.5, (n, k // self.group)).astype(float_type) if self.minimum else None
-        if self.format == "int8_group":
-            data: Any = rng.integers(-128, 128, (n, k), dtype=np.int8)
+        if self.bits == 4:
+            data: Any = rng.integers(0, 256, (n, k // 2), dtype=np.uint8)
+        elif self.bits == 8:
+            data = rng.integers(-128, 128, (n, k), dtype=np.int8)
         else:
-            data = rng.integers(0, 256, (n, k // 2), dtype=np.uint8)
-        return Weight(self.format, (n, k), data, scale, minimum, self.group)  # type: ignore[arg-type]
+            data = rng.integers(0, 1 << self.bits, (n, k), dtype=np.int8)
+        scale, minimum = rng.uniform(0.01, 0.1, (n, k // self.group)), rng.uniform(-0.5, 0.5, (n, k // self.group))
+        units: list[Any] = [None, None]
+        if self.scales == "int8":
+            scale, minimum = (rng.integers(-128, 128, scale.shape) for _ in range(2))
+            units = [rng.uniform(1e-4, 1e-2, (n, k // 256)).astype(np.float16) for _ in range(2)]
+        return Weight(
+            self.format,  # type: ignore[arg-type]
+            (n, k),
+            data,
+            scale.astype(self.scales),
+            minimum.astype(self.scales) if self.minimum else None,
+            self.group,
+            bits=self.bits,
+            zero=self.zero,
+            scale_unit=units[0],
+            minimum_unit=units[1] if self.minimum else None,
+        )
 
 
 FLOAT_CASES = [Case("f32", "float32"), Case("bf16", "bfloat16")]
 GROUP_CASES = [
-    Case("i8g32-half", "int8_group", 32, half=True),
+    Case("i8g32-half", "int8_group", 32, scales="float16"),  # Q8_0
     Case("i8g32-min", "int8_group", 32, minimum=True),
     Case("i8g16", "int8_group", 16),
-    Case("i8g16-min-half", "int8_group", 16, minimum=True, half=True),
-    Case("i4g32-half", "int4_group", 32, half=True),
-    Case("i4g32-min-half", "int4_group", 32, minimum=True, half=True),
-    Case("i4g32-min", "int4_group", 32, minimum=True),
-    Case("i4g64-min", "int4_group", 64, minimum=True),
-    Case("i4g16-min", "int4_group", 16, minimum=True),
+    Case("i8g16-min-half", "int8_group", 16, minimum=True, scales="float16"),
+    Case("i4g32-half-centred", "int4_group", 32, scales="float16", bits=4, zero=8),  # Q4_0
+    Case("i4g32-min-half", "int4_group", 32, minimum=True, scales="float16", bits=4),  # Q4_1
+    Case("i4g32-min-counted", "int4_group", 32, minimum=True, scales="int8", bits=4),  # Q4_K
+    Case("i4g32-counted", "int4_group", 32, scales="int8", bits=4),
+    Case("i4g64-min", "int4_group", 64, minimum=True, bits=4),
+    Case("i4g16-min", "int4_group", 16, minimum=True, bits=4),
+    Case("i5g32-half-centred", "int8_group", 32, scales="float16", bits=5, zero=16),  # Q5_0
+    Case("i5g32-min-half", "int8_group", 32, minimum=True, scales="float16", bits=5),  # Q5_1
+    Case("i5g32-min-counted", "int8_group", 32, minimum=True, scales="int8", bits=5),  # Q5_K
+    Case("i5g16", "int8_group", 16, bits=5),
+    Case("i6g16-counted-centred", "int8_group", 16, scales="int8", bits=6, zero=32),  # Q6_K
+    Case("i6g64-min-half", "int8_group", 64, minimum=True, scales="float16", bits=6),
 ]
 CASES = FLOAT_CASES + GROUP_CASES
 
@@ -60,19 +87,9 @@ def probe(isa: str, *weights: Weight, threads: int = 1) -> Any:
     """The weights as the parts of one packed linear."""
     packed = _kernels.LinearProbe(isa, threads)
     for weight in weights:
-        scale, minimum = (
-            None if array is None else np.ascontiguousarray(array, dtype=np.float32)
-            for array in (weight.scale, weight.minimum)
-        )
-        packed.add_part(
-            FORMAT_CODES[weight.format],
-            *weight.shape,
-            weight.group_size,
-            weight.scale is not None and weight.scale.dtype == np.float16,
-            weight.data.ctypes.data,
-            0 if scale is None else scale.ctypes.data,
-            0 if minimum is None else minimum.ctypes.data,
-        )
+        arrays = source_arrays(weight)
+        shape = _kernels.PartShape(*part_numbers("", weight))
+        packed.add_part(shape, *(0 if array is None else array.ctypes.data for array in arrays))
     return packed
 
 
@@ -104,14 +121,13 @@ def group_linear(weight: Weight, x: FloatArray) -> FloatArray:
     acc += float(dot) * (weight scale * activation scale); acc += minimum * (activation scale * sum of codes)."""
     n, k = weight.shape
     span = 16 if weight.group_size == 16 else 32
-    assert weight.scale is not None
     data = weight.data
     if weight.format == "int4_group":
         data = np.stack([data & 15, data >> 4], axis=-1)  # type: ignore[operator]
-    codes = data.reshape(n, k // span, span).astype(np.int64)
+    codes = data.reshape(n, k // span, span).astype(np.int64) - weight.zero
     repeat = weight.group_size // span
-    scale = np.repeat(weight.scale.astype(np.float32), repeat, axis=1)
-    minimum = None if weight.minimum is None else np.repeat(weight.minimum.astype(np.float32), repeat, axis=1)
+    scale, minimum = np.repeat(weight.group_scale(), repeat, axis=1), weight.group_minimum()
+    minimum = None if minimum is None else np.repeat(minimum, repeat, axis=1)
     x_codes, x_scale = quantize_activations(x)
     x_codes = x_codes.reshape(len(x), -1, span)[:, : k // span]
     x_scale = np.repeat(x_scale, 32 // span, axis=1)[:, : k // span]

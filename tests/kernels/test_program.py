@@ -92,7 +92,7 @@ def quantized(rng: np.random.Generator, rows: int, columns: int, bits: int) -> W
     minimum = (-7.5 * scale.astype(np.float32)).astype(np.float16) if bits == 4 else None
     if bits == 4:
         data = rng.integers(0, 256, (rows, columns // 2), dtype=np.uint8)
-        return Weight("int4_group", (rows, columns), data, scale, minimum, 32)
+        return Weight("int4_group", (rows, columns), data, scale, minimum, 32, bits=4)
     data = rng.integers(-100, 100, (rows, columns)).astype(np.int8)
     return Weight("int8_group", (rows, columns), data, (scale / 16).astype(np.float16), None, 32)
 

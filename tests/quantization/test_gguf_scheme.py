@@ -33,7 +33,7 @@ def test_dequantised_values_equal_ggml(type: str) -> None:
     assert weight.num_bytes == 24 * 512 * bytes_per_element(type, "auto")
 
 
-def test_scale_whose_minimum_overflows_float16() -> None:
+def test_greatest_scale_of_q4_0() -> None:
     raw = random_blocks("Q4_0", 1, 32)
     raw[0, :2] = np.array([60000], np.float16).view(np.uint8)
     np.testing.assert_array_equal(

@@ -10,30 +10,38 @@
 
 namespace octavo {
 
-enum class WeightFormat : int32_t { f32 = 0, bf16 = 1, i8_group = 2, i4_group = 3 };
+/// Grouped formats are numbered by the bits of their codes.
+enum class WeightFormat : int32_t { f32 = 0, bf16 = 1, i4_group = 4, i5_group = 5, i6_group = 6, i8_group = 8 };
+
+/// What scales and minima are: numbers, or int8 counts of a float16 unit that kUnitInputs inputs share (K-quants).
+enum class ScaleKind : int32_t { f32 = 0, f16 = 1, counted = 2 };
+inline constexpr int64_t kUnitInputs = 256;
 
 /// Outputs in one packed panel: the unit of packing and of the division among threads.
 inline constexpr int64_t kPanelOutputs = 32;
 
-/// Weights as they come from Python (`octavo.quantization.base.Weight`, scale and minimum as float32), row-major.
-struct LinearSource {
+/// What the numbers of a part are: value = scale * (code - zero) + minimum for grouped formats.
+struct PartShape {
   WeightFormat format;
-  int64_t n, k;          // outputs, inputs
-  int32_t group;         // inputs that share a scale: 16 or a multiple of 32; 0 for f32 and bf16
-  const void* data;      // f32 [n, k] float | bf16 [n, k] uint16 | i8 [n, k] int8 | i4 [n, k / 2] (low nibble first)
-  const float* scale;    // [n, k / group], null for f32 and bf16
-  const float* minimum;  // [n, k / group] or null: value = scale * q + minimum
-  bool half_scales = false;  // all scales and minima are float16 numbers: two bytes each in the panels, exactly
+  int64_t n, k;      // outputs, inputs
+  int32_t group;     // inputs that share a scale: 16 or a multiple of 32; 0 for f32 and bf16
+  bool centred;      // zero is 2^(bits - 1), else 0; always true for i8, whose codes are stored + 128
+  bool has_minimum;  // else it is 0
+  ScaleKind scales;
 };
 
-/// One packed part. `panels` is 64-byte aligned, `linear_packed_bytes` long; the caller owns it.
-struct LinearPart {
-  WeightFormat format;
-  int64_t n, k;
-  int32_t group;
-  bool has_minimum;
+/// Weights as they come from Python (`octavo.quantization.base.Weight`), row-major.
+struct LinearSource : PartShape {
+  const void* data;     // f32 float | bf16 uint16 | i8 int8 | i6, i5 uint8 [n, k] | i4 [n, k / 2] (low nibble first)
+  const void* scale;    // [n, k / group] float, float16 or int8; null for f32 and bf16
+  const void* minimum;  // the same or null
+  const uint16_t* scale_unit;    // [n, k / 256] float16 where scales are counted, else null
+  const uint16_t* minimum_unit;  // the same, null without minimum
+};
+
+/// One packed part. `panels` is 64-byte aligned, `packed_bytes` long; the caller owns it.
+struct LinearPart : PartShape {
   const void* panels;
-  bool half_scales = false;
 };
 
 struct Linear {
@@ -60,7 +68,7 @@ struct LinearCall {
 /// is bit-identical for every `rows`, row range, `thread` and `threads`.
 struct LinearKernels {
   /// Bytes of the packed panels of a part.
-  size_t (*packed_bytes)(WeightFormat format, int64_t n, int64_t k, int32_t group, bool has_minimum, bool half_scales);
+  size_t (*packed_bytes)(const PartShape& shape);
 
   /// Packs panels first .. last - 1 (of ceil(n / 32)); disjoint ranges may run on different threads.
   void (*pack)(const LinearSource& source, void* panels, int64_t first, int64_t last);

@@ -18,10 +18,20 @@ class Memory:
     @property
     def num_bytes(self) -> int: ...
 
-class LinearPart:
+class PartShape:
     def __init__(
-        self, format: int, n: int, k: int, group: int, has_minimum: bool, half_scales: bool, panels: int
+        self,
+        format: int,
+        n: int,
+        k: int,
+        group: int = 0,
+        centred: bool = False,
+        has_minimum: bool = False,
+        scales: int = 0,
     ) -> None: ...
+
+class LinearPart:
+    def __init__(self, shape: PartShape, panels: int) -> None: ...
 
 class Kernels:
     def __init__(self, isa: str = "") -> None: ...
@@ -29,19 +39,17 @@ class Kernels:
     def isa(self) -> str: ...
     @property
     def features(self) -> str: ...
-    def packed_bytes(self, format: int, n: int, k: int, group: int, has_minimum: bool, half_scales: bool) -> int: ...
+    def packed_bytes(self, shape: PartShape) -> int: ...
     def pack(
         self,
         pool: ThreadPool,
-        format: int,
-        n: int,
-        k: int,
-        group: int,
+        shape: PartShape,
+        panels: int,
         data: int,
         scale: int,
         minimum: int,
-        half_scales: bool,
-        panels: int,
+        scale_unit: int,
+        minimum_unit: int,
     ) -> None: ...
     def scratch_bytes(self, parts: Sequence[LinearPart], rows: int) -> int: ...
 

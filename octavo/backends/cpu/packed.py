@@ -19,20 +19,24 @@ _PIECE = 64 << 20
 
 
 class PackedMatrix(msgspec.Struct, frozen=True, array_like=True):
-    """A packed part of a matrix [n, k]; ``offset`` and ``num_bytes`` say where its panels are."""
+    """A packed part of a matrix [n, k], as ``PartShape`` says; ``offset``, ``num_bytes``: where its panels are."""
 
     format: int
     n: int
     k: int
     group: int
+    centred: bool
     has_minimum: bool
-    half_scales: bool
+    scales: int
     offset: int
     num_bytes: int
 
+    def shape(self) -> _kernels.PartShape:
+        return _kernels.PartShape(self.format, self.n, self.k, self.group, self.centred, self.has_minimum, self.scales)
+
     def bytes_needed(self, kernels: _kernels.Kernels) -> int:
         """What the kernels expect ``num_bytes`` to be."""
-        return kernels.packed_bytes(self.format, self.n, self.k, self.group, self.has_minimum, self.half_scales)
+        return kernels.packed_bytes(self.shape())
 
 
 class PackedVector(msgspec.Struct, frozen=True, array_like=True):

@@ -19,8 +19,9 @@ from octavo.backends.cpu.packed_cache import PackedCache
 from octavo.exceptions import KernelError
 from octavo.quantization.base import LazyWeights, Weight, Weights, owners, stack_dequantized
 
-# csrc/include/octavo/linear.h: WeightFormat
-_FORMATS = {"float32": 0, "bfloat16": 1, "int8_group": 2, "int4_group": 3}
+# csrc/include/octavo/linear.h: WeightFormat of floats (that of groups is their bits), ScaleKind
+_FLOATS = {"float32": 0, "bfloat16": 1}
+_SCALE_KINDS = {"f4": 0, "f2": 1, "i1": 2}
 
 
 class PackedWeights:
@@ -77,15 +78,7 @@ class PackedWeights:
     def parts(self, name: str) -> list[_kernels.LinearPart]:
         """The packed parts of a matrix; valid while this object lives."""
         return [
-            _kernels.LinearPart(
-                part.format,
-                part.n,
-                part.k,
-                part.group,
-                part.has_minimum,
-                part.half_scales,
-                self._memory.address(part.offset),
-            )
+            _kernels.LinearPart(part.shape(), self._memory.address(part.offset))
             for part in self.directory.matrices[self._owners[name]]
         ]
 
@@ -156,30 +149,34 @@ def _fits(
 def _pack(
     kernels: _kernels.Kernels, pool: _kernels.ThreadPool, memory: Pieces, name: str, weight: Weight
 ) -> PackedMatrix:
-    n, k = weight.shape
-    format, group = _FORMATS[weight.format], weight.group_size
-    if weight.scale is not None and (group < 16 or (group != 16 and group % 32) or k % group):
-        raise KernelError(f"weight {name}: the CPU kernels have no groups of {group} along {k}")
-    scales = [array for array in (weight.scale, weight.minimum) if array is not None]
-    has_minimum = weight.minimum is not None
-    half_scales = bool(scales) and all(array.dtype == np.float16 for array in scales)
-    num_bytes = kernels.packed_bytes(format, n, k, group, has_minimum, half_scales)
-    part = PackedMatrix(format, n, k, group, has_minimum, half_scales, memory.take(num_bytes), num_bytes)
-    data = np.ascontiguousarray(weight.data)
-    scale, minimum = (
-        None if array is None else np.ascontiguousarray(array, dtype=np.float32)
-        for array in (weight.scale, weight.minimum)
-    )
-    kernels.pack(
-        pool,
-        format,
-        n,
-        k,
-        group,
-        data.ctypes.data,
-        0 if scale is None else scale.ctypes.data,
-        0 if minimum is None else minimum.ctypes.data,
-        half_scales,
-        memory.address(part.offset),
-    )
+    numbers = part_numbers(name, weight)
+    shape = _kernels.PartShape(*numbers)
+    num_bytes = kernels.packed_bytes(shape)
+    part = PackedMatrix(*numbers, memory.take(num_bytes), num_bytes)
+    arrays = source_arrays(weight)
+    addresses = (0 if array is None else array.ctypes.data for array in arrays)
+    kernels.pack(pool, shape, memory.address(part.offset), *addresses)
     return part
+
+
+def part_numbers(name: str, weight: Weight) -> tuple[int, int, int, int, bool, bool, int]:
+    """The arguments of ``_kernels.PartShape``. Raises KernelError, with ``name``, where kernels lack the format."""
+    n, k = weight.shape
+    if weight.scale is None:
+        return _FLOATS[weight.format], n, k, 0, False, False, 0
+    group, middle = weight.group_size, 1 << (weight.bits - 1)
+    if group < 16 or (group != 16 and group % 32) or k % group or (weight.scale_unit is not None and k % 256):
+        raise KernelError(f"weight {name}: the CPU kernels have no groups of {group} along {k}")
+    if weight.bits not in (4, 5, 6, 8) or weight.zero not in (0, middle) or (weight.bits == 8 and weight.zero):
+        raise KernelError(f"weight {name}: the CPU kernels have no {weight.bits}-bit numbers around {weight.zero}")
+    if weight.minimum is not None and weight.minimum.dtype != weight.scale.dtype:
+        raise KernelError(f"weight {name}: scales and minima are of different types")
+    centred = weight.bits == 8 or weight.zero == middle  # 8 bits are signed
+    kind = _SCALE_KINDS[weight.scale.dtype.str[1:]]
+    return weight.bits, n, k, group, centred, weight.minimum is not None, kind
+
+
+def source_arrays(weight: Weight) -> list[npt.NDArray[np.generic] | None]:
+    """The arrays that packing reads, contiguous, in the order of ``Kernels.pack``."""
+    arrays = (weight.data, weight.scale, weight.minimum, weight.scale_unit, weight.minimum_unit)
+    return [None if array is None else np.ascontiguousarray(array) for array in arrays]

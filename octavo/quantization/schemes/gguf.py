@@ -8,7 +8,7 @@ dequantised values are equal to ggml's. Knows no files and no names.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +19,16 @@ from octavo.quantization.schemes import unquantized
 
 U8 = npt.NDArray[np.uint8]
 Bytes = npt.NDArray[Any]
-# What a converter returns: numbers (int8 [rows * K] or packed pairs), scale and minimum [groups] or None.
-Parts = tuple[Bytes, Bytes, Bytes | None]
+
+
+class Parts(NamedTuple):
+    """What a converter returns: the arrays of a Weight, flat."""
+
+    data: Bytes
+    scale: Bytes
+    minimum: Bytes | None = None
+    scale_unit: Bytes | None = None
+    minimum_unit: Bytes | None = None
 
 
 def _record(*fields: tuple[str, str, int]) -> np.dtype[Any]:
@@ -55,16 +63,20 @@ def from_blocks(raw: U8, type: str, shape: tuple[int, ...], dtype: unquantized.D
     rows, k = shape
     if k % block or raw.size != rows * k // block * record.itemsize:
         raise FormatError("tensor", f"{raw.size} bytes are not a {type} matrix of {rows} x {k}")
-    data, scale, minimum = _in_pieces(_CONVERT[type], raw.reshape(-1).view(record))
-    packed = data.dtype == np.uint8
+    parts = _in_pieces(_CONVERT[type], raw.reshape(-1).view(record))
+    bits, zero = _CODES[type]
     return Weight(
-        format="int4_group" if packed else "int8_group",
+        format="int4_group" if bits == 4 else "int8_group",
         shape=shape,
-        data=data.reshape(rows, k // 2 if packed else k),
-        scale=scale.reshape(rows, -1),
-        minimum=None if minimum is None else minimum.reshape(rows, -1),
-        group_size=k * rows // scale.size,
+        data=parts.data.reshape(rows, -1),
+        scale=parts.scale.reshape(rows, -1),
+        minimum=_by_row(parts.minimum, rows),
+        group_size=k * rows // parts.scale.size,
         source=type,
+        bits=bits,
+        zero=zero,
+        scale_unit=_by_row(parts.scale_unit, rows),
+        minimum_unit=_by_row(parts.minimum_unit, rows),
     )
 
 
@@ -74,6 +86,10 @@ def check_type(type: str, shape: tuple[int, ...]) -> None:
         raise UnsupportedModel(f"GGUF type {type}: must be one of {', '.join([*_FLOATS, *_BLOCKS])}")
     if type in _BLOCKS and len(shape) != 2:
         raise UnsupportedModel(f"GGUF type {type} for a tensor of shape {shape}: only matrices are quantised")
+
+
+def _by_row(flat: Bytes | None, rows: int) -> Bytes | None:
+    return None if flat is None else flat.reshape(rows, -1)
 
 
 def bytes_per_element(type: str, dtype: unquantized.Dtype) -> float:
@@ -86,8 +102,14 @@ def bytes_per_element(type: str, dtype: unquantized.Dtype) -> float:
 def _in_pieces(convert: Callable[[Bytes], Parts], blocks: Bytes) -> Parts:
     """``convert(blocks)``, a piece at a time, so that its temporaries stay in the cache."""
     pieces = [convert(blocks[start : start + _PIECE]) for start in range(0, len(blocks), _PIECE)]
-    data, scale, minimum = ([part.reshape(-1) for part in parts if part is not None] for parts in zip(*pieces))
-    return np.concatenate(data), np.concatenate(scale), np.concatenate(minimum) if minimum else None
+
+    def join(field: int) -> Bytes | None:
+        parts = [part for piece in pieces if (part := piece[field]) is not None]
+        return np.concatenate([part.reshape(-1) for part in parts]) if parts else None
+
+    data, scale = join(0), join(1)
+    assert data is not None and scale is not None
+    return Parts(data, scale, join(2), join(3), join(4))
 
 
 def _pairs(halves: Bytes) -> U8:
@@ -110,35 +132,32 @@ def _nibbles(halves: Bytes) -> Bytes:
 
 
 def _q4_0(b: Bytes) -> Parts:
-    minimum: Bytes = b["d"].astype(np.float32) * -8
-    if np.abs(minimum).max(initial=0) <= 65504:  # then -8d is exact in float16 too
-        minimum = minimum.astype(np.float16)
-    return _pairs(b["qs"]), np.ascontiguousarray(b["d"]), minimum
+    return Parts(_pairs(b["qs"]), b["d"])
 
 
 def _q4_1(b: Bytes) -> Parts:
-    return _pairs(b["qs"]), np.ascontiguousarray(b["d"]), np.ascontiguousarray(b["m"])
+    return Parts(_pairs(b["qs"]), b["d"], b["m"])
 
 
 def _five_bits(b: Bytes) -> Bytes:
     high = np.unpackbits(b["qh"], axis=1, bitorder="little").reshape(-1, 2, 16)
-    return _nibbles(b["qs"]) | (high << 4)
+    return (_nibbles(b["qs"]) | (high << 4)).view(np.int8)
 
 
 def _q5_0(b: Bytes) -> Parts:
-    return _five_bits(b).view(np.int8) - np.int8(16), np.ascontiguousarray(b["d"]), None
+    return Parts(_five_bits(b), b["d"])
 
 
 def _q5_1(b: Bytes) -> Parts:
-    return _five_bits(b).view(np.int8), np.ascontiguousarray(b["d"]), np.ascontiguousarray(b["m"])
+    return Parts(_five_bits(b), b["d"], b["m"])
 
 
 def _q8_0(b: Bytes) -> Parts:
-    return np.ascontiguousarray(b["qs"]), np.ascontiguousarray(b["d"]), None
+    return Parts(b["qs"], b["d"])
 
 
-def _scales_k(b: Bytes) -> tuple[Bytes, Bytes]:
-    """Scale ``d * sc`` and minimum ``-(dmin * m)`` [blocks, 8] float32 of the 6-bit pairs in 12 bytes.
+def _parts_k(b: Bytes, data: Bytes) -> Parts:
+    """``data`` with scales ``d * sc`` and minima ``-dmin * m``; sc and m [blocks, 8] are 6-bit pairs in 12 bytes.
 
     Bytes 0-3 and 4-7 hold the low six bits of sc and m of groups 0-3, and, in their top two bits, the top of groups
     4-7, whose low four bits are the nibbles of bytes 8-11.
@@ -146,26 +165,25 @@ def _scales_k(b: Bytes) -> tuple[Bytes, Bytes]:
     first, second, third = b["scales"][:, :4], b["scales"][:, 4:8], b["scales"][:, 8:]
     sc = np.concatenate([first & 63, (third & 15) | ((first >> 6) << 4)], axis=1)
     m = np.concatenate([second & 63, (third >> 4) | ((second >> 6) << 4)], axis=1)
-    return b["d"].astype(np.float32)[:, None] * sc, -(b["dmin"].astype(np.float32)[:, None] * m)
+    return Parts(data, sc.view(np.int8), m.view(np.int8), b["d"], -b["dmin"])
 
 
 def _q4_k(b: Bytes) -> Parts:
-    return (_pairs(b["qs"].reshape(-1, 4, 32)), *_scales_k(b))
+    return _parts_k(b, _pairs(b["qs"].reshape(-1, 4, 32)))
 
 
 def _q5_k(b: Bytes) -> Parts:
     groups = np.arange(8, dtype=np.uint8)[:, None]
     high = (b["qh"][:, None, :] >> groups) & 1  # bit g of byte j belongs to element j of group g
     low = _nibbles(b["qs"].reshape(-1, 4, 32)).reshape(-1, 8, 32)
-    return ((low | (high << 4)).view(np.int8), *_scales_k(b))
+    return _parts_k(b, (low | (high << 4)).view(np.int8))
 
 
 def _q6_k(b: Bytes) -> Parts:
     low = _nibbles(b["ql"].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)  # [block, half, quarter, element]
     shifts = np.array([0, 2, 4, 6], dtype=np.uint8)[:, None]
     high = (b["qh"].reshape(-1, 2, 1, 32) >> shifts) & 3
-    scale = b["d"].astype(np.float32)[:, None] * b["scales"]
-    return (low | (high << 4)).view(np.int8) - np.int8(32), scale, None
+    return Parts((low | (high << 4)).view(np.int8), b["scales"], scale_unit=b["d"])
 
 
 _CONVERT: dict[str, Callable[[Bytes], Parts]] = {
@@ -178,13 +196,23 @@ _CONVERT: dict[str, Callable[[Bytes], Parts]] = {
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
 }
+_CODES = {  # bits, and which number is zero
+    "Q4_0": (4, 8),
+    "Q4_1": (4, 0),
+    "Q5_0": (5, 16),
+    "Q5_1": (5, 0),
+    "Q8_0": (8, 0),
+    "Q4_K": (4, 0),
+    "Q5_K": (5, 0),
+    "Q6_K": (6, 32),
+}
 _BYTES_PER_ELEMENT = {
-    "Q4_0": 0.5 + 4 / 32,
+    "Q4_0": 0.5 + 2 / 32,
     "Q4_1": 0.5 + 4 / 32,
     "Q5_0": 1 + 2 / 32,
     "Q5_1": 1 + 4 / 32,
     "Q8_0": 1 + 2 / 32,
-    "Q4_K": 0.5 + 8 / 32,
-    "Q5_K": 1 + 8 / 32,
-    "Q6_K": 1 + 4 / 16,
+    "Q4_K": 0.5 + 2 / 32 + 4 / 256,
+    "Q5_K": 1 + 2 / 32 + 4 / 256,
+    "Q6_K": 1 + 1 / 16 + 2 / 256,
 }
