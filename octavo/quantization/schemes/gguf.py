@@ -108,7 +108,8 @@ def _in_pieces(convert: Callable[[Bytes], Parts], blocks: Bytes) -> Parts:
         return np.concatenate([part.reshape(-1) for part in parts]) if parts else None
 
     data, scale = join(0), join(1)
-    assert data is not None and scale is not None
+    assert data is not None
+    assert scale is not None
     return Parts(data, scale, join(2), join(3), join(4))
 
 
