@@ -36,6 +36,6 @@ def test_the_command_says_what_it_proved(smollm2_path: str, capsys: pytest.Captu
 
 def test_the_command_fails_on_a_difference(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     result = VerifyResult("batch of 16", False, "request 3: token 1 is 9, not 2", 16, 384)
-    monkeypatch.setattr("octavo.cli.verify.verify_model", lambda model, quick, report: [result])
+    monkeypatch.setattr("octavo.cli.verify.verify_model", lambda model, **settings: [result])
     assert main(["verify"]) == 1
     assert "NOT equal: batch of 16" in capsys.readouterr().out
