@@ -15,6 +15,7 @@ from octavo.messages.engine import (
 from octavo.messages.kv_cache import KVCacheSpec
 from octavo.messages.sampling_params import RequestOutputKind, SamplingParams
 from octavo.messages.step import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
+from octavo.messages.structured_outputs import StructuredOutputsParams
 
 __all__ = [
     "CachedRequestData",
@@ -30,5 +31,6 @@ __all__ = [
     "SamplingParams",
     "SchedulerOutput",
     "SchedulerStats",
+    "StructuredOutputsParams",
     "TokenLogprobs",
 ]

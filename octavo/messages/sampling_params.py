@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from octavo.exceptions import ValidationError
+from octavo.messages.structured_outputs import StructuredOutputsParams
 
 SAMPLING_EPS = 1e-5
 MAX_SEED = 2**63 - 1
@@ -84,6 +85,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     skip_special_tokens: bool = True
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
+    structured_outputs: StructuredOutputsParams | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     def __post_init__(self) -> None:
