@@ -12,7 +12,7 @@ KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
 class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Exactly one constraint, with vLLM's names. Raises ValidationError (parameter ``structured_outputs``) otherwise."""
+    """Exactly one constraint, with vLLM's names; otherwise ValidationError (parameter ``structured_outputs``)."""
 
     json: str | dict[str, Any] | bool | None = None  # a JSON schema
     regex: str | None = None
