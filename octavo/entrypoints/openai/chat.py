@@ -11,11 +11,7 @@ from fastapi import APIRouter, Request
 from msgspec import UNSET
 from starlette.responses import Response
 
-from octavo.entrypoints.openai.generation import Generation, response_id
-from octavo.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs
-from octavo.entrypoints.openai.prompts import encode_chat, output_budget, truncate
-from octavo.entrypoints.openai.protocol import REFUSED_IN_CHAT, ChatRequest
-from octavo.entrypoints.openai.responses import (
+from octavo.entrypoints.openai.answers import (
     AssistantMessage,
     ChatChoice,
     ChatChunk,
@@ -24,6 +20,10 @@ from octavo.entrypoints.openai.responses import (
     ChatLogprobs,
     Delta,
 )
+from octavo.entrypoints.openai.generation import Generation, response_id
+from octavo.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs
+from octavo.entrypoints.openai.prompts import encode_chat, output_budget, truncate
+from octavo.entrypoints.openai.protocol import REFUSED_IN_CHAT, ChatRequest
 from octavo.entrypoints.openai.routing import JsonRoute, server_state
 from octavo.entrypoints.openai.sampling import sampling_params
 from octavo.entrypoints.openai.sse import (

@@ -11,11 +11,11 @@ from fastapi import APIRouter, Request
 from msgspec import UNSET
 from starlette.responses import Response
 
+from octavo.entrypoints.openai.answers import Completion, CompletionChoice, CompletionLogprobs
 from octavo.entrypoints.openai.generation import Generation, response_id
 from octavo.entrypoints.openai.logprobs import completion_logprobs, join, prompt_logprobs
 from octavo.entrypoints.openai.prompts import encode_prompts, output_budget, truncate
 from octavo.entrypoints.openai.protocol import REFUSED_IN_COMPLETIONS, CompletionRequest
-from octavo.entrypoints.openai.responses import Completion, CompletionChoice, CompletionLogprobs
 from octavo.entrypoints.openai.routing import JsonRoute, server_state
 from octavo.entrypoints.openai.sampling import sampling_params
 from octavo.entrypoints.openai.sse import (

@@ -11,8 +11,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from octavo.entrypoints.openai.answers import PromptTokensDetails, Usage
 from octavo.entrypoints.openai.protocol import GenerationRequest
-from octavo.entrypoints.openai.responses import PromptTokensDetails, Usage
 
 if TYPE_CHECKING:
     from octavo.engine.async_llm import AsyncLLM

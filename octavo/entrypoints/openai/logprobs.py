@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from octavo.engine.outputs import Logprob
-from octavo.entrypoints.openai.responses import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
+from octavo.entrypoints.openai.answers import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
 from octavo.tokenizer.base import Tokenizer
 
 FLOOR = -9999.0  # the value that clients of vLLM know
