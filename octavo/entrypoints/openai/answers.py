@@ -43,10 +43,26 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
     text_offset: list[int]
 
 
+class FunctionCall(msgspec.Struct, frozen=True):
+    name: str | UnsetType
+    arguments: str
+
+
+class ChatToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole call, or (with ``index``) a piece of one in a chunk."""
+
+    index: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = "function"
+    function: FunctionCall
+
+
 class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True):
     role: str = "assistant"
-    content: str
+    content: str | None
     refusal: str | None = None
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ChatToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,14 +85,16 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-class Delta(msgspec.Struct, frozen=True, kw_only=True):
+class MessageDelta(msgspec.Struct, frozen=True, kw_only=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ChatToolCall] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
-    delta: Delta
+    delta: MessageDelta
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | UnsetType | None = UNSET

@@ -1,11 +1,11 @@
-"""POST /v1/chat/completions: messages in, one assistant message (or its chunks) a choice out."""
+"""POST /v1/chat/completions: the events of a conversation in OpenAI's shapes, whole or as chunks."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import APIRouter, Request
 from msgspec import UNSET
@@ -18,14 +18,15 @@ from octavo.entrypoints.openai.answers import (
     ChatChunkChoice,
     ChatCompletion,
     ChatLogprobs,
-    Delta,
+    ChatToolCall,
+    FunctionCall,
+    MessageDelta,
 )
-from octavo.entrypoints.openai.generation import Generation, response_id
+from octavo.entrypoints.openai.conversation import ChatEvent, Choice, Conversation, Logprobs, prepare
 from octavo.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs
-from octavo.entrypoints.openai.prompts import encode_chat, output_budget, truncate
+from octavo.entrypoints.openai.parsers.base import Content, Delta, Reasoning
 from octavo.entrypoints.openai.protocol import REFUSED_IN_CHAT, ChatRequest
 from octavo.entrypoints.openai.routing import JsonRoute, server_state
-from octavo.entrypoints.openai.sampling import sampling_params
 from octavo.entrypoints.openai.sse import (
     CLIENT_CLOSED,
     DONE,
@@ -34,12 +35,6 @@ from octavo.entrypoints.openai.sse import (
     json_response,
     until_disconnect,
 )
-from octavo.entrypoints.state import ServerState
-from octavo.exceptions import ValidationError
-
-if TYPE_CHECKING:
-    from octavo.engine.async_llm import AsyncLLM
-    from octavo.engine.outputs import CompletionOutput
 
 logger = logging.getLogger("octavo.server")
 router = APIRouter(route_class=JsonRoute)
@@ -53,143 +48,123 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     state.check_model(body.model)
     if unknown := body.refuse(REFUSED_IN_CHAT):
         logger.debug("ignored unknown fields of a chat request: %s", ", ".join(unknown))
-    generation = await _prepare(state, engine, body)
+    conversation = await prepare(state, engine, body)
     if body.stream:
-        return EventStream(_chunks(generation, body))
-    answer = await until_disconnect(request.receive, _complete(generation, body))
+        return EventStream(_chunks(conversation))
+    answer = await until_disconnect(request.receive, _complete(conversation))
     return json_response(answer) if answer is not None else Response(status_code=CLIENT_CLOSED)
 
 
-def _top_logprobs(body: ChatRequest) -> int | None:
-    """How many alternatives a token gets; None without logprobs."""
-    if not body.logprobs:
-        if body.top_logprobs:
-            raise ValidationError("top_logprobs needs logprobs to be true", parameter="top_logprobs")
+def _logprobs(conversation: Conversation, token_ids: list[int], entries: Logprobs | None) -> ChatLogprobs | None:
+    if not conversation.request.logprobs or not token_ids:
         return None
-    top = body.top_logprobs or 0
-    if not 0 <= top <= 20:
-        raise ValidationError(f"top_logprobs must be in [0, 20], got {top}", parameter="top_logprobs")
-    return top
+    return chat_logprobs(conversation.tokenizer, token_ids, entries or [], conversation.request.top_logprobs or 0)
 
 
-async def _prepare(state: ServerState, engine: AsyncLLM, body: ChatRequest) -> Generation:
-    field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    requested: int | None = getattr(body, field)
-    if requested is not None and requested < 1:
-        raise ValidationError(f"{field} must be at least 1, got {requested}", parameter=field)
-    limit = engine.info.max_model_len
-    token_ids = await encode_chat(
-        engine.tokenizer,
-        body.messages,
-        body,
-        add_special_tokens=body.add_special_tokens,
-        limit=limit if body.truncate_prompt_tokens is None else None,
-    )
-    token_ids = truncate(token_ids, body.truncate_prompt_tokens, requested or 1, limit)
-    budget = output_budget(len(token_ids), requested, None, limit, prompt_field="messages", field=field)
-    params = sampling_params(
-        body,
-        state.sampling_defaults,
-        max_tokens=budget,
-        logprobs=_top_logprobs(body),
-        prompt_logprobs=body.prompt_logprobs,
-    )
-    identity = response_id("chatcmpl", body)
-    try:
-        return Generation(engine, body, [token_ids], [params], response_id=identity, model=state.model_name)
-    except ValidationError as error:
-        if error.parameter == "prompt":  # the engine's word for what the client gave as messages
-            raise ValidationError(str(error), parameter="messages") from error
-        raise
-
-
-def _logprobs(generation: Generation, body: ChatRequest, choice: CompletionOutput) -> ChatLogprobs | None:
-    if not body.logprobs or not choice.token_ids:
-        return None
-    return chat_logprobs(generation.tokenizer, choice.token_ids, choice.logprobs or [], body.top_logprobs or 0)
-
-
-async def _complete(generation: Generation, body: ChatRequest) -> ChatCompletion:
-    choices: dict[int, ChatChoice] = {}
-    prompt_table: Any = UNSET
-    async with aclosing(generation.outputs()) as outputs:
-        async for _, output in outputs:
-            if output.prompt_logprobs is not None:
-                prompt_table = prompt_logprobs(output.prompt_logprobs)
-            for choice in output.outputs:
-                choices[choice.index] = ChatChoice(
-                    index=choice.index,
-                    message=AssistantMessage(content=choice.text),
-                    logprobs=_logprobs(generation, body, choice),
-                    finish_reason=choice.finish_reason,
-                    stop_reason=choice.stop_reason,
-                    token_ids=choice.token_ids if body.return_token_ids else UNSET,
-                )
+async def _complete(conversation: Conversation) -> ChatCompletion:
+    answer = await conversation.answer()
+    wants_ids = conversation.request.return_token_ids
+    table = answer.prompt_logprobs
     return ChatCompletion(
-        id=generation.id,
-        created=generation.created,
-        model=generation.model,
-        choices=[choices[index] for index in sorted(choices)],
-        usage=generation.counter.usage(),
-        prompt_logprobs=prompt_table,
-        prompt_token_ids=generation.prompts[0] if body.return_token_ids else UNSET,
+        id=conversation.id,
+        created=conversation.created,
+        model=conversation.model,
+        choices=[_choice(conversation, choice) for choice in answer.choices],
+        usage=conversation.counter.usage(),
+        prompt_logprobs=UNSET if table is None else prompt_logprobs(table),
+        prompt_token_ids=conversation.prompt_token_ids if wants_ids else UNSET,
     )
 
 
-async def _chunks(generation: Generation, body: ChatRequest) -> AsyncGenerator[bytes, None]:
+def _choice(conversation: Conversation, choice: Choice) -> ChatChoice:
+    calls = [ChatToolCall(id=call.id, function=FunctionCall(call.name, call.arguments)) for call in choice.tool_calls]
+    return ChatChoice(
+        index=choice.index,
+        message=AssistantMessage(
+            content=choice.content or (None if calls else ""),
+            tool_calls=calls or UNSET,
+            reasoning=UNSET if choice.reasoning is None else choice.reasoning,
+        ),
+        logprobs=_logprobs(conversation, choice.token_ids, choice.logprobs),
+        finish_reason=choice.finish_reason,
+        stop_reason=choice.stop_reason,
+        token_ids=choice.token_ids if conversation.request.return_token_ids else UNSET,
+    )
+
+
+async def _chunks(conversation: Conversation) -> AsyncGenerator[bytes, None]:
     """Per choice: role with empty content, deltas, one finish_reason; then usage if asked for, then [DONE]."""
-    final_usage, running_usage = generation.stream_usage
+    final_usage, running_usage = conversation.stream_usage
 
     def event(choice: ChatChunkChoice | None, **more: Any) -> bytes:
         usage: Any = UNSET
         if running_usage or choice is None:
-            usage = generation.counter.usage()
+            usage = conversation.counter.usage()
         elif final_usage:
             usage = None
         return encode_event(
             ChatChunk(
-                id=generation.id,
-                created=generation.created,
-                model=generation.model,
+                id=conversation.id,
+                created=conversation.created,
+                model=conversation.model,
                 choices=[] if choice is None else [choice],
                 usage=usage,
                 **more,
             )
         )
 
-    prompt_ids = generation.prompts[0] if body.return_token_ids else UNSET
-    for index in range(generation.n):
-        first = ChatChunkChoice(index=index, delta=Delta(role="assistant", content=""))
+    prompt_ids = conversation.prompt_token_ids if conversation.request.return_token_ids else UNSET
+    for index in range(conversation.n):
+        first = ChatChunkChoice(index=index, delta=MessageDelta(role="assistant", content=""))
         yield event(first, prompt_token_ids=prompt_ids)
-    async with aclosing(generation.outputs()) as outputs:
-        async for _, output in outputs:
-            for choice in output.outputs:
-                for chunk in _delta_chunks(generation, body, choice):
-                    yield event(chunk)
+    async with aclosing(conversation.events()) as events:
+        async for news in events:
+            for chunk in _delta_chunks(conversation, news):
+                yield event(chunk)
     if final_usage:
         yield event(None)
     yield DONE
 
 
-def _delta_chunks(generation: Generation, body: ChatRequest, choice: CompletionOutput) -> list[ChatChunkChoice]:
-    """At most two chunks: the new text, and the end. Text held back for a stop string makes no chunk of its own."""
+def _delta_chunks(conversation: Conversation, news: ChatEvent) -> list[ChatChunkChoice]:
+    """A chunk a delta, and one for the end. Held back text makes no chunk, unless its tokens themselves were asked for.
+
+    Token ids and logprobs go with the first chunk of their step.
+    """
+    request = conversation.request
+    deltas = [_message_delta(delta) for delta in news.deltas]
+    logprobs, token_ids = None, None
+    if news.token_ids and (request.logprobs or request.return_token_ids):
+        logprobs = _logprobs(conversation, news.token_ids, news.logprobs)
+        token_ids = news.token_ids if request.return_token_ids else None
+        deltas = deltas or [MessageDelta(content="")]
     chunks = []
-    if choice.text or (choice.token_ids and (body.logprobs or body.return_token_ids)):
+    for delta in deltas:
         chunks.append(
             ChatChunkChoice(
-                index=choice.index,
-                delta=Delta(content=choice.text),
-                logprobs=_logprobs(generation, body, choice),
-                token_ids=choice.token_ids if body.return_token_ids else UNSET,
+                index=news.index, delta=delta, logprobs=logprobs, token_ids=UNSET if token_ids is None else token_ids
             )
         )
-    if choice.finish_reason is not None:
+        logprobs = token_ids = None
+    if news.finish_reason is not None:
         chunks.append(
             ChatChunkChoice(
-                index=choice.index,
-                delta=Delta(),
-                finish_reason=choice.finish_reason,
-                stop_reason=choice.stop_reason,
+                index=news.index,
+                delta=MessageDelta(),
+                finish_reason=news.finish_reason,
+                stop_reason=news.stop_reason,
             )
         )
     return chunks
+
+
+def _message_delta(delta: Delta) -> MessageDelta:
+    if isinstance(delta, Content):
+        return MessageDelta(content=delta.text)
+    if isinstance(delta, Reasoning):
+        return MessageDelta(reasoning=delta.text)
+    if delta.id is None:
+        call = ChatToolCall(index=delta.index, type=UNSET, function=FunctionCall(UNSET, delta.arguments))
+    else:
+        call = ChatToolCall(index=delta.index, id=delta.id, function=FunctionCall(delta.name or "", delta.arguments))
+    return MessageDelta(tool_calls=[call])

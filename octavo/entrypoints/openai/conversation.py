@@ -1,0 +1,223 @@
+"""One chat generation as meaning: content, reasoning and tool calls, whatever protocol carries them.
+
+    prepare(state, engine, ChatRequest) -> Conversation
+    Conversation.events()  -> ChatEvent, ChatEvent, ...        for streams
+    Conversation.answer()  -> ChatAnswer, folded from the very same events, so that the two can never differ
+
+Chat completions, responses and messages encode these. Knows nothing of chunks, SSE or any protocol's names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from octavo.entrypoints.openai.generation import Generation, UsageCounter, response_id
+from octavo.entrypoints.openai.parsers.base import Content, Delta, NullParser, Parser, Reasoning, ToolCallDelta
+from octavo.entrypoints.openai.prompts import encode_chat, output_budget, truncate
+from octavo.entrypoints.openai.protocol import ChatRequest
+from octavo.entrypoints.openai.sampling import sampling_params
+from octavo.entrypoints.state import ServerState
+from octavo.exceptions import ValidationError
+
+if TYPE_CHECKING:
+    from octavo.engine.async_llm import AsyncLLM
+    from octavo.engine.outputs import CompletionOutput, Logprob
+    from octavo.tokenizer.base import Tokenizer
+
+__all__ = ["ChatAnswer", "ChatEvent", "Choice", "Content", "Conversation", "Delta"]
+__all__ += ["Reasoning", "ToolCall", "ToolCallDelta", "prepare"]
+
+Logprobs = list[dict[int, "Logprob"]]
+
+
+class ChatEvent(msgspec.Struct, frozen=True):
+    """News of choice ``index``: what one step of the engine, or the end, came to.
+
+    ``token_ids`` and ``logprobs`` (one entry a token; None unless asked for) are the raw new tokens, which may make
+    no delta yet. ``finish_reason`` is None until the choice's last event.
+    """
+
+    index: int
+    deltas: Sequence[Delta]
+    token_ids: list[int]
+    logprobs: Logprobs | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+
+
+class ToolCall(msgspec.Struct):
+    """One whole call; ``arguments`` is JSON text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class Choice(msgspec.Struct):
+    """One whole message. ``reasoning`` is None where the model did not think aloud."""
+
+    index: int
+    content: str = ""
+    reasoning: str | None = None
+    tool_calls: list[ToolCall] = []
+    token_ids: list[int] = []
+    logprobs: Logprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+class ChatAnswer(msgspec.Struct, frozen=True):
+    """All choices, by index, and the prompt's logprobs where asked for (one entry a token, the first None)."""
+
+    choices: list[Choice]
+    prompt_logprobs: list[dict[int, Logprob] | None] | None
+
+
+class Conversation:
+    """A checked request, ready to run once: iterate :meth:`events` or await :meth:`answer`.
+
+    Nothing is computed before that. ``counter.usage()`` is right at any time; ``prompt_logprobs`` is set by the first
+    event.
+    """
+
+    def __init__(self, generation: Generation, request: ChatRequest, make_parser: Callable[[], Parser]) -> None:
+        self.request = request
+        self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        self._generation = generation
+        self._make_parser = make_parser
+        self._parsers: dict[int, Parser] = {}
+        self._called: set[int] = set()  # choices that have called a tool
+
+    @property
+    def id(self) -> str:
+        return self._generation.id
+
+    @property
+    def model(self) -> str:
+        return self._generation.model
+
+    @property
+    def created(self) -> int:
+        """Seconds since the epoch."""
+        return self._generation.created
+
+    @property
+    def n(self) -> int:
+        return self._generation.n
+
+    @property
+    def counter(self) -> UsageCounter:
+        return self._generation.counter
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._generation.tokenizer
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        return self._generation.prompts[0]
+
+    @property
+    def stream_usage(self) -> tuple[bool, bool]:
+        """(a usage chunk at the end, usage in every chunk)."""
+        return self._generation.stream_usage
+
+    async def events(self) -> AsyncGenerator[ChatEvent, None]:
+        """Close it to abort the request. Raises RequestError if a choice fails, EngineDeadError if the engine dies."""
+        async with aclosing(self._generation.outputs()) as outputs:
+            async for _, output in outputs:
+                if output.prompt_logprobs is not None:
+                    self.prompt_logprobs = output.prompt_logprobs
+                for choice in output.outputs:
+                    yield self._event(choice)
+
+    def _event(self, choice: CompletionOutput) -> ChatEvent:
+        parser = self._parsers.get(choice.index)
+        if parser is None:
+            parser = self._parsers[choice.index] = self._make_parser()
+        deltas = parser.feed(choice.text)
+        reason = choice.finish_reason
+        if reason is not None and (rest := parser.finish()):
+            deltas = [*deltas, *rest]
+        for delta in deltas:
+            if isinstance(delta, ToolCallDelta):
+                self._called.add(choice.index)
+        if reason == "stop" and choice.index in self._called:
+            reason = "tool_calls"
+        return ChatEvent(choice.index, deltas, choice.token_ids, choice.logprobs, reason, choice.stop_reason)
+
+    async def answer(self) -> ChatAnswer:
+        """Run to the end and fold the events."""
+        choices: dict[int, Choice] = {}
+        async with aclosing(self.events()) as events:
+            async for event in events:
+                fold(choices.setdefault(event.index, Choice(event.index)), event)
+        return ChatAnswer([choices[index] for index in sorted(choices)], self.prompt_logprobs)
+
+
+def fold(choice: Choice, event: ChatEvent) -> None:
+    """Add ``event`` to the message that it is a piece of."""
+    for delta in event.deltas:
+        if isinstance(delta, Content):
+            choice.content += delta.text
+        elif isinstance(delta, Reasoning):
+            choice.reasoning = (choice.reasoning or "") + delta.text
+        else:
+            if delta.index == len(choice.tool_calls):
+                choice.tool_calls.append(ToolCall(delta.id or "", delta.name or "", ""))
+            choice.tool_calls[delta.index].arguments += delta.arguments
+    choice.token_ids += event.token_ids
+    if event.logprobs is not None:
+        choice.logprobs = (choice.logprobs or []) + event.logprobs
+    choice.finish_reason, choice.stop_reason = event.finish_reason, event.stop_reason
+
+
+async def prepare(
+    state: ServerState, engine: AsyncLLM, request: ChatRequest, *, id_prefix: str = "chatcmpl"
+) -> Conversation:
+    """Check everything and render the prompt. Raises ValidationError naming the field, before an answer has begun."""
+    field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+    requested: int | None = getattr(request, field)
+    if requested is not None and requested < 1:
+        raise ValidationError(f"{field} must be at least 1, got {requested}", parameter=field)
+    limit = engine.info.max_model_len
+    token_ids = await encode_chat(
+        engine.tokenizer,
+        request.messages,
+        request,
+        add_special_tokens=request.add_special_tokens,
+        limit=limit if request.truncate_prompt_tokens is None else None,
+    )
+    token_ids = truncate(token_ids, request.truncate_prompt_tokens, requested or 1, limit)
+    budget = output_budget(len(token_ids), requested, None, limit, prompt_field="messages", field=field)
+    params = sampling_params(
+        request,
+        state.sampling_defaults,
+        max_tokens=budget,
+        logprobs=_top_logprobs(request),
+        prompt_logprobs=request.prompt_logprobs,
+    )
+    identity = response_id(id_prefix, request)
+    try:
+        generation = Generation(engine, request, [token_ids], [params], response_id=identity, model=state.model_name)
+    except ValidationError as error:
+        if error.parameter == "prompt":  # the engine's word for what the client gave as messages
+            raise ValidationError(str(error), parameter="messages") from error
+        raise
+    return Conversation(generation, request, NullParser)
+
+
+def _top_logprobs(request: ChatRequest) -> int | None:
+    """How many alternatives a token gets; None without logprobs."""
+    if not request.logprobs:
+        if request.top_logprobs:
+            raise ValidationError("top_logprobs needs logprobs to be true", parameter="top_logprobs")
+        return None
+    top = request.top_logprobs or 0
+    if not 0 <= top <= 20:
+        raise ValidationError(f"top_logprobs must be in [0, 20], got {top}", parameter="top_logprobs")
+    return top
