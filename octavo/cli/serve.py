@@ -105,7 +105,7 @@ class Serving:
         self.engine_config, self.server_config = engine, server
         self.listener, self.started = listener, started
         self.url = url_of(listener)
-        self.state: ServerState = ServerState(engine.model.served_model_name or engine.model.model)
+        self.state: ServerState = ServerState(engine.model.served_model_name or engine.model.model, config=server)
         self._http: uvicorn.Server | None = None
         self._starting: asyncio.Task[None] | None = None
         self._draining: asyncio.Task[None] | None = None

@@ -20,6 +20,15 @@ class ServerConfig:
         None, "key that clients must send as 'Authorization: Bearer KEY'", env="OCTAVO_API_KEY"
     )
     shutdown_timeout: float = option(30.0, "seconds that running requests get after SIGTERM")
+    enable_request_id_headers: bool = option(
+        True, "answer with X-Request-Id: the client's own, or a fresh one (the log names it either way)"
+    )
+    enable_per_request_metrics: bool = option(
+        False, "put a metrics object (times in ms) into every answer; a request may ask by return_metrics"
+    )
+    enable_force_include_usage: bool = option(
+        False, "end every stream with a usage chunk, as if stream_options.include_usage were set"
+    )
 
     def __post_init__(self) -> None:
         _require(0 <= self.port <= 65535, "port", self.port, "0..65535")

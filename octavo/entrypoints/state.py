@@ -9,6 +9,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from octavo.config import ServerConfig
+from octavo.entrypoints.running import RunningAnswers
 from octavo.exceptions import EngineDeadError, OctavoError
 
 if TYPE_CHECKING:
@@ -34,6 +36,9 @@ class ServerState:
     progress: float | None = None  # 0..1 of the phase, where it is known
     failure: str | None = None
     sampling_defaults: dict[str, float] = field(default_factory=dict)
+    config: ServerConfig = field(default_factory=ServerConfig)
+    running: RunningAnswers = field(default_factory=RunningAnswers)
+    system_fingerprint: str | None = None  # equal fingerprints: equal answers to equal requests
 
     def ready_engine(self) -> AsyncLLM:
         """The engine. Raises NotReadyError while it starts and EngineDeadError if it could not."""

@@ -19,6 +19,20 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens_details: PromptTokensDetails
 
 
+class RequestTimes(msgspec.Struct, frozen=True):
+    """vLLM's per-request metrics: milliseconds, and output tokens per second of generation. None: not reached.
+
+    ``time_to_first_token_ms`` counts from arrival, ``generation_time_ms`` from the first token to the last,
+    ``queue_time_ms`` until the first scheduling; ``mean_itl_ms`` is the mean time between two tokens.
+    """
+
+    time_to_first_token_ms: float | None
+    generation_time_ms: float | None
+    queue_time_ms: float | None
+    mean_itl_ms: float | None
+    tokens_per_second: float | None
+
+
 class TopLogprob(msgspec.Struct, frozen=True):
     token: str
     logprob: float
@@ -80,7 +94,9 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     model: str
     choices: list[ChatChoice]
+    system_fingerprint: str | None = None
     usage: Usage
+    metrics: RequestTimes | UnsetType | None = UNSET
     prompt_logprobs: list[Any] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 
@@ -107,7 +123,9 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     model: str
     choices: list[ChatChunkChoice]
+    system_fingerprint: str | None = None
     usage: Usage | UnsetType | None = UNSET
+    metrics: RequestTimes | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
@@ -130,4 +148,6 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     model: str
     choices: list[CompletionChoice]
+    system_fingerprint: str | None = None
     usage: Usage | UnsetType | None = UNSET
+    metrics: RequestTimes | UnsetType | None = UNSET

@@ -9,6 +9,7 @@ from octavo.entrypoints import health, metrics_endpoint
 from octavo.entrypoints.openai import chat, completions, models, tokenize
 from octavo.entrypoints.openai.errors import install_error_handlers
 from octavo.entrypoints.openai.middleware import MAX_BODY_BYTES, ApiKeyGuard, BodyLimit, ErrorShield
+from octavo.entrypoints.request_ids import RequestIds
 from octavo.entrypoints.state import ServerState
 
 ROUTERS = (chat.router, completions.router, models.router, tokenize.router, health.router, metrics_endpoint.router)
@@ -25,4 +26,5 @@ def build_app(state: ServerState, *, api_key: str | None = None, max_body_bytes:
     if api_key is not None:
         app.add_middleware(ApiKeyGuard, api_key=api_key)
     app.add_middleware(ErrorShield)
+    app.add_middleware(RequestIds, echo=state.config.enable_request_id_headers)
     return app

@@ -70,7 +70,9 @@ async def _complete(conversation: Conversation) -> ChatCompletion:
         created=conversation.created,
         model=conversation.model,
         choices=[_choice(conversation, choice) for choice in answer.choices],
+        system_fingerprint=conversation.system_fingerprint,
         usage=conversation.counter.usage(),
+        metrics=conversation.metrics(),
         prompt_logprobs=UNSET if table is None else prompt_logprobs(table),
         prompt_token_ids=conversation.prompt_token_ids if wants_ids else UNSET,
     )
@@ -108,7 +110,9 @@ async def _chunks(conversation: Conversation) -> AsyncGenerator[bytes, None]:
                 created=conversation.created,
                 model=conversation.model,
                 choices=[] if choice is None else [choice],
+                system_fingerprint=conversation.system_fingerprint,
                 usage=usage,
+                metrics=conversation.metrics() if choice is None else UNSET,
                 **more,
             )
         )

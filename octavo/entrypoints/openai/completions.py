@@ -89,9 +89,7 @@ async def _prepare(state: ServerState, engine: AsyncLLM, body: CompletionRequest
             )
         )
     identity = response_id("cmpl", body)
-    return CompletionAnswer(
-        Generation(engine, body, prompts, params, response_id=identity, model=state.model_name), body
-    )
+    return CompletionAnswer(Generation(state, body, prompts, params, response_id=identity), body)
 
 
 class CompletionAnswer:
@@ -110,7 +108,8 @@ class CompletionAnswer:
                 for sample in output.outputs:
                     choice = self._choice(prompt_index, output, sample, finish=True)
                     choices[choice.index] = choice
-        return self._envelope([choices[index] for index in sorted(choices)], self._usage())
+        whole = [choices[index] for index in sorted(choices)]
+        return self._envelope(whole, self._usage(), self.generation.metrics())
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """The answer as events: deltas, one finish_reason a choice, then usage if asked for, then [DONE]."""
@@ -122,7 +121,7 @@ class CompletionAnswer:
                         usage: Any = None if final_usage else UNSET
                         yield encode_event(self._envelope([choice], self._usage() if running_usage else usage))
         if final_usage:
-            yield encode_event(self._envelope([], self._usage()))
+            yield encode_event(self._envelope([], self._usage(), self.generation.metrics()))
         yield DONE
 
     def _delta_choices(
@@ -197,8 +196,14 @@ class CompletionAnswer:
             else type(usage)(usage.prompt_tokens, 0, usage.prompt_tokens, usage.prompt_tokens_details)
         )
 
-    def _envelope(self, choices: list[CompletionChoice], usage: Any) -> Completion:
+    def _envelope(self, choices: list[CompletionChoice], usage: Any, metrics: Any = UNSET) -> Completion:
         generation = self.generation
         return Completion(
-            id=generation.id, created=generation.created, model=generation.model, choices=choices, usage=usage
+            id=generation.id,
+            created=generation.created,
+            model=generation.model,
+            choices=choices,
+            system_fingerprint=generation.system_fingerprint,
+            usage=usage,
+            metrics=metrics,
         )

@@ -14,7 +14,9 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec import UnsetType
 
+from octavo.entrypoints.openai.answers import RequestTimes
 from octavo.entrypoints.openai.generation import Generation, UsageCounter, response_id
 from octavo.entrypoints.openai.parsers.base import Content, Delta, NullParser, Parser, Reasoning, ToolCallDelta
 from octavo.entrypoints.openai.prompts import encode_chat, output_budget, truncate
@@ -106,6 +108,10 @@ class Conversation:
         return self._generation.created
 
     @property
+    def system_fingerprint(self) -> str | None:
+        return self._generation.system_fingerprint
+
+    @property
     def n(self) -> int:
         return self._generation.n
 
@@ -125,6 +131,10 @@ class Conversation:
     def stream_usage(self) -> tuple[bool, bool]:
         """(a usage chunk at the end, usage in every chunk)."""
         return self._generation.stream_usage
+
+    def metrics(self) -> RequestTimes | UnsetType | None:
+        """The times so far for the answer's body, where they were asked for."""
+        return self._generation.metrics()
 
     async def events(self) -> AsyncGenerator[ChatEvent, None]:
         """Close it to abort the request. Raises RequestError if a choice fails, EngineDeadError if the engine dies."""
@@ -203,7 +213,7 @@ async def prepare(
     )
     identity = response_id(id_prefix, request)
     try:
-        generation = Generation(engine, request, [token_ids], [params], response_id=identity, model=state.model_name)
+        generation = Generation(state, request, [token_ids], [params], response_id=identity)
     except ValidationError as error:
         if error.parameter == "prompt":  # the engine's word for what the client gave as messages
             raise ValidationError(str(error), parameter="messages") from error

@@ -11,12 +11,15 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from octavo.entrypoints.openai.answers import PromptTokensDetails, Usage
+from msgspec import UNSET, UnsetType
+
+from octavo.entrypoints.openai.answers import PromptTokensDetails, RequestTimes, Usage
 from octavo.entrypoints.openai.protocol import GenerationRequest
+from octavo.entrypoints.request_ids import current_request_id
+from octavo.entrypoints.state import ServerState
 
 if TYPE_CHECKING:
-    from octavo.engine.async_llm import AsyncLLM
-    from octavo.engine.outputs import RequestOutput
+    from octavo.engine.outputs import RequestMetrics, RequestOutput
     from octavo.messages import SamplingParams
 
 
@@ -72,53 +75,101 @@ class UsageCounter:
         return Usage(prompt, self.completion_tokens, prompt + self.completion_tokens, details)
 
 
+def request_times(times: RequestMetrics, num_tokens: int) -> RequestTimes:
+    """The body's metrics of one sequence with ``num_tokens`` output tokens."""
+
+    def between(start: float | None, end: float | None) -> float | None:
+        return None if start is None or end is None else 1000 * (end - start)
+
+    spent = between(times.first_token_time, times.last_token_time)
+    gaps = num_tokens - 1
+    return RequestTimes(
+        time_to_first_token_ms=between(times.arrival_time, times.first_token_time),
+        generation_time_ms=spent,
+        queue_time_ms=between(times.queued_time, times.scheduled_time),
+        mean_itl_ms=spent / gaps if spent is not None and gaps > 0 else None,
+        tokens_per_second=1000 * gaps / spent if spent and gaps > 0 else None,
+    )
+
+
 class Generation:
     """The prompts of one HTTP request on their way through the engine.
 
     Construction lets the engine check every prompt, so ValidationError comes before an answer has begun; nothing is
-    computed until :meth:`outputs` is iterated.
+    computed until :meth:`outputs` is iterated. While it is, DELETE /v1/requests can abort it by ``response_id``, or by
+    an id that the client brought.
     """
 
     def __init__(
         self,
-        engine: AsyncLLM,
+        state: ServerState,
         request: GenerationRequest,
         prompts: list[list[int]],
         params: list[SamplingParams],
         *,
         response_id: str,
-        model: str,
     ) -> None:
         self.request, self.prompts = request, prompts
-        self.tokenizer = engine.tokenizer
-        self.id, self.model, self.created = response_id, model, int(time.time())
+        self._state, self._engine = state, state.ready_engine()
+        self.tokenizer = self._engine.tokenizer
+        self.id, self.model, self.created = response_id, state.model_name, int(time.time())
+        self.system_fingerprint = state.system_fingerprint
         self.n = params[0].n
         self.counter = UsageCounter([len(prompt) for prompt in prompts])
+        self._times: RequestMetrics | None = None
+        # what the client chose may repeat, what the engine is told must not: an abort is for this one alone
+        self._engine_id = f"{response_id}-{uuid.uuid4().hex[:12]}"
         self._streams = [
-            engine.generate(prompt, one, priority=request.priority, cache_salt=request.cache_salt)
+            self._engine.generate(
+                prompt, one, request_id=self._engine_id, priority=request.priority, cache_salt=request.cache_salt
+            )
             for prompt, one in zip(prompts, params, strict=True)
         ]
 
     async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """(prompt index, output) as they come; closing it aborts what still runs. Raises RequestError if one fails."""
-        if len(self._streams) == 1:  # the usual case, once per token: straight through
-            async with aclosing(self._streams[0]) as stream:
-                async for output in stream:
-                    self.counter.add(0, output)
-                    yield 0, output
-            return
-        async with aclosing(merge(self._streams)) as merged:
-            async for index, output in merged:
-                self.counter.add(index, output)
-                yield index, output
+        with self._state.running.track(self._ids, self._abort):
+            if len(self._streams) == 1:  # the usual case, once per token: straight through
+                async with aclosing(self._streams[0]) as stream:
+                    async for output in stream:
+                        self.counter.add(0, output)
+                        self._times = output.metrics
+                        yield 0, output
+                return
+            async with aclosing(merge(self._streams)) as merged:
+                async for index, output in merged:
+                    self.counter.add(index, output)
+                    yield index, output
+
+    @property
+    def _ids(self) -> set[str]:
+        """What the client may call this answer."""
+        return {self.id} | {name for name in (self.request.request_id, current_request_id.get()) if name is not None}
+
+    async def _abort(self) -> None:
+        await self._engine.abort(self._engine_id)
+
+    @property
+    def wants_metrics(self) -> bool:
+        return bool(self.request.return_metrics) or self._state.config.enable_per_request_metrics
+
+    def metrics(self) -> RequestTimes | UnsetType | None:
+        """The times for the answer's body where they were asked for; None for more than one sequence."""
+        if not self.wants_metrics:
+            return UNSET
+        if self._times is None or self.n > 1:
+            return None
+        return request_times(self._times, self.counter.completion_tokens)
 
     @property
     def stream_usage(self) -> tuple[bool, bool]:
-        """(a usage chunk at the end, usage in every chunk)."""
+        """(a usage chunk at the end, usage in every chunk). Metrics come with the last chunk, so they ask for it."""
         options = self.request.stream_options
-        return bool(options and options.include_usage), bool(options and options.continuous_usage_stats)
+        forced = self._state.config.enable_force_include_usage or self.wants_metrics
+        running = bool(options and options.include_usage and options.continuous_usage_stats)
+        return forced or bool(options and options.include_usage), running
 
 
 def response_id(prefix: str, request: GenerationRequest) -> str:
-    """The client's own id is only echoed; inside, every request gets a fresh one."""
-    return f"{prefix}-{request.request_id or uuid.uuid4().hex}"
+    """The client's own id, from body or header, is only echoed; inside, every request gets a fresh one."""
+    return f"{prefix}-{request.request_id or current_request_id.get() or uuid.uuid4().hex}"
