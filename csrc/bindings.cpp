@@ -177,7 +177,8 @@ void bind_program(nb::module_& m) {
            [](Program& p, int64_t linear, Place x, Place out, std::optional<Place> residual, int64_t scratch,
               bool per_token) { p.add_linear(linear, x, out, residual ? &*residual : nullptr, scratch, per_token); },
            "linear"_a, "x"_a, "out"_a, "residual"_a.none(), "scratch"_a, "per_token"_a)
-      .def("add_attention", &Program::add_attention, "layer"_a, "q"_a, "out"_a, "scale"_a)
+      .def("add_attention", &Program::add_attention, "layer"_a, "q"_a, "out"_a, "scale"_a,
+           "window"_a.none())
       .def("set_logits", &Program::set_logits, "logits"_a)
       .def("run", &run_step, "token_ids"_a, "positions"_a, "slot_mapping"_a, "query_start_loc"_a, "seq_lens"_a,
            "block_tables"_a, "logit_rows"_a, "One step; ValueError when it does not fit the limits.")

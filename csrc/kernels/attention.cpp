@@ -81,9 +81,10 @@ void load_queries(const AttentionCall& call, const AttentionTask& task, Tile& ti
   }
 }
 
-/// The tiles of keys and values of one chunk; key tiles beyond the last are repeats whose scores are masked.
+/// The tiles of keys and values of one chunk. Others than tiles first .. end - 1 are not a task's to read: in their
+/// places stand repeats, whose scores are masked and whose values are left out.
 struct ChunkTiles {
-  int64_t count;
+  int64_t first, end;
   const char* keys[kChunkTiles];
   const char* values[kChunkTiles];
 };
@@ -98,13 +99,19 @@ void copy_valid_values(const uint16_t* from, int64_t valid, int64_t padded_dim, 
   for (int64_t d = 0; d < padded_dim; d++) to[pair + 2 * d] = from[pair + 2 * d];
 }
 
-ChunkTiles find_tiles(const AttentionCall& call, const AttentionTask& task, int64_t first_key, int64_t end_key) {
+/// The chunk in which a task's keys of a partition start.
+int64_t first_chunk(const AttentionCall& call, const AttentionTask& task, int64_t partition) {
+  return max_of(first_key(task.position, call.window) / kChunk * kChunk, partition * kPartition);
+}
+
+ChunkTiles find_tiles(const AttentionCall& call, const AttentionTask& task, int64_t chunk, int64_t end_key) {
   const KvLayer& kv = call.kv;
   const int32_t* table = call.block_tables + task.sequence * call.blocks_per_seq;
   ChunkTiles tiles;
-  tiles.count = ceil_div(min_of(end_key - first_key, kChunk), kSubBlock);
+  tiles.first = max_of(0, first_key(task.position, call.window) - chunk) / kSubBlock;
+  tiles.end = ceil_div(min_of(end_key - chunk, kChunk), kSubBlock);
   for (int64_t j = 0; j < kChunkTiles; j++) {
-    const int64_t key = first_key + min_of(j, tiles.count - 1) * kSubBlock;
+    const int64_t key = chunk + max_of(tiles.first, min_of(j, tiles.end - 1)) * kSubBlock;
     const int64_t offset =
         tile_offset(kv, table[key / kv.block_size], key % kv.block_size / kSubBlock, task.kv_head);
     tiles.keys[j] = kv.keys + offset;
@@ -115,20 +122,21 @@ ChunkTiles find_tiles(const AttentionCall& call, const AttentionTask& task, int6
 
 /// Puts a clean copy in the place of a last tile of bf16 values that is not full.
 void replace_tail(ChunkTiles& tiles, int64_t keys, const Tile& tile) {
-  const int64_t last_valid = keys - (tiles.count - 1) * kSubBlock;
+  const int64_t last_valid = keys - (tiles.end - 1) * kSubBlock;
   if (last_valid >= kSubBlock) return;
-  const char*& last = tiles.values[tiles.count - 1];
+  const char*& last = tiles.values[tiles.end - 1];
   copy_valid_values(numbers<Bf16Kv>(last), last_valid, tile.padded_dim, tile.tail);
   last = reinterpret_cast<const char*>(tile.tail);
 }
 
 /// The scales that make int16 of a chunk's weights, and their inverses. No weight times its value's scale exceeds the
 /// chunk's greatest weight times its greatest scale.
-void scale_weights(int64_t first_visible, int64_t group, const ChunkTiles& tiles, Tile& tile) {
-  const float of_all = greatest_scale(tiles.values, kChunk, tile.padded_dim);
+template <class SeenBy>
+void scale_weights(SeenBy seen_by, const ChunkTiles& tiles, Tile& tile) {
+  const float of_all = greatest_scale(tiles.values, {0, kChunk}, tile.padded_dim);
   for (int64_t row = 0; row < tile.rows; row++) {
-    const int64_t visible = first_visible + row / group;
-    tile.inverses[row] = visible >= kChunk ? of_all : greatest_scale(tiles.values, visible, tile.padded_dim);
+    const Seen seen = seen_by(row);
+    tile.inverses[row] = seen.all() ? of_all : greatest_scale(tiles.values, seen, tile.padded_dim);
   }
   for (int64_t row = 0; row < tile.rows; row += kLanes) {
     const f32x16 most = power_of_two(load(tile.w_scales + row)) * load(tile.inverses + row);
@@ -140,11 +148,13 @@ void scale_weights(int64_t first_visible, int64_t group, const ChunkTiles& tiles
 /// The online softmax of all rows over a chunk: scores become weights, and `rescale` the factors by which what was
 /// summed before shrinks.
 template <class Kv>
-void soften(const AttentionTask& task, int64_t group, int64_t first_key, const ChunkTiles& tiles, Tile& tile) {
-  const int64_t first_visible = task.position + 1 - first_key;
-  auto visible = [&](int64_t row) { return max_of(0, min_of(first_visible + row / group, kChunk)); };
+void soften(const AttentionCall& call, const AttentionTask& task, int64_t chunk, const ChunkTiles& tiles, Tile& tile) {
+  auto seen_by = [&](int64_t row) {
+    const int64_t position = task.position + row / call.group;
+    return Seen{max_of(0, first_key(position, call.window) - chunk), min_of(position + 1 - chunk, kChunk)};
+  };
   for (int64_t row = 0; row < tile.rows; row++) {
-    const float here = greatest_score(tile.scores + row * kChunk, visible(row)), before = tile.top[row];
+    const float here = greatest_score(tile.scores + row * kChunk, seen_by(row)), before = tile.top[row];
     tile.top[row] = before < here ? here : before;
     tile.rescale[row] = before - tile.top[row];
     tile.w_scales[row] = here - tile.top[row];
@@ -152,16 +162,16 @@ void soften(const AttentionTask& task, int64_t group, int64_t first_key, const C
   for (int64_t row = 0; row < tile.rows; row += kLanes) {  // arrays of rows are padded to whole vectors
     store(tile.rescale + row, power_of_two(load(tile.rescale + row)));
   }
-  if (Kv::kFormat == KvFormat::kInt8) scale_weights(first_visible, group, tiles, tile);
+  if (Kv::kFormat == KvFormat::kInt8) scale_weights(seen_by, tiles, tile);
   for (int64_t row = 0; row < tile.rows; row++) {
-    weigh<Kv>(tile.scores + row * kChunk, visible(row), tile.top[row], tile.rescale[row], tiles.values,
+    weigh<Kv>(tile.scores + row * kChunk, seen_by(row), tile.top[row], tile.rescale[row], tiles.values,
               tile.padded_dim, tile.inverses[row], tile.lane_sums + row * kLanes, tile.weights + row * kChunk);
   }
 }
 
 /// `next`: the chunk whose tiles are fetched meanwhile, null: none.
 template <class Kv>
-void attend_chunk(const AttentionCall& call, const AttentionTask& task, int64_t first_key, ChunkTiles& tiles,
+void attend_chunk(const AttentionCall& call, const AttentionTask& task, int64_t chunk, ChunkTiles& tiles,
                   const ChunkTiles* next, int64_t end_key, Tile& tile) {
   const int64_t padded = tile.padded_dim;
   for (int64_t row = 0; row < tile.rows; row += kBlockRows) {
@@ -169,15 +179,16 @@ void attend_chunk(const AttentionCall& call, const AttentionTask& task, int64_t 
     kScoreRows<Kv>[rows - 1](tile.q + row * padded, tile.dim, padded, tiles.keys,
                              next && row == 0 ? next->keys : nullptr, tile.q_scales + row, tile.scores + row * kChunk);
   }
-  soften<Kv>(task, call.group, first_key, tiles, tile);
-  if (Kv::kFormat == KvFormat::kBf16) replace_tail(tiles, min_of(end_key - first_key, kChunk), tile);
+  soften<Kv>(call, task, chunk, tiles, tile);
+  if (Kv::kFormat == KvFormat::kBf16) replace_tail(tiles, min_of(end_key - chunk, kChunk), tile);
   for (int64_t column = 0; column < padded; column += 4 * kLanes) {
     const int64_t vectors = min_of(4, (padded - column) / kLanes);
     for (int64_t row = 0; row < tile.rows; row += kBlockRows) {
       const int64_t rows = min_of(kBlockRows, tile.rows - row);
-      kAccumulateRows<Kv>[rows - 1][vectors - 1](tile.weights + row * kChunk, tiles.values,
-                                                 next && row == 0 ? next->values : nullptr, tiles.count, column, padded,
-                                                 tile.rescale + row, tile.w_scales + row, tile.sums + row * padded);
+      kAccumulateRows<Kv>[rows - 1][vectors - 1](
+          tile.weights + row * kChunk + tiles.first * kSubBlock, tiles.values + tiles.first,
+          next && row == 0 ? next->values : nullptr, tiles.end - tiles.first, column, padded, tile.rescale + row,
+          tile.w_scales + row, tile.sums + row * padded);
     }
   }
 }
@@ -191,15 +202,17 @@ void attend_partition(const AttentionCall& call, const AttentionTask& task, cons
   for (int64_t row = 0; row < tile.rows; row++) tile.top[row] = kLowest;
   const int64_t all_keys = task.position + task.tokens, end = min_of((partition + 1) * kPartition, all_keys);
   const int64_t task_end = task.partition == kWhole ? all_keys : end;
-  ChunkTiles tiles = find_tiles(call, task, partition * kPartition, end), next;
-  for (int64_t key = partition * kPartition; key < end; key += kChunk) {
-    const bool more = key + kChunk < task_end;
+  int64_t chunk = first_chunk(call, task, partition);
+  ChunkTiles tiles = find_tiles(call, task, chunk, end), next;
+  for (; chunk < end; chunk += kChunk) {
+    const bool more = chunk + kChunk < task_end;
     if (more) {
-      next = find_tiles(call, task, key + kChunk, task_end);
+      next = find_tiles(call, task, chunk + kChunk, task_end);
     } else if (ahead) {
-      next = find_tiles(call, *ahead, max_of(0, ahead->partition) * kPartition, ahead->position + ahead->tokens);
+      const int64_t start = first_chunk(call, *ahead, max_of(0, ahead->partition));
+      next = find_tiles(call, *ahead, start, ahead->position + ahead->tokens);
     }
-    attend_chunk<Kv>(call, task, key, tiles, more || ahead ? &next : nullptr, end, tile);
+    attend_chunk<Kv>(call, task, chunk, tiles, more || ahead ? &next : nullptr, end, tile);
     tiles = next;
   }
 }
@@ -229,21 +242,22 @@ void write_output(const float* state, int64_t padded_dim, int64_t dim, float* ou
   if (d < dim) store_partial(out + d, load(state + d) * inverse, dim - d);
 }
 
-/// Partitions in which a row has keys.
-int64_t partitions_of(const AttentionTask& task, int64_t row, int64_t group) {
-  return (task.position + row / group) / kPartition + 1;
+/// The partitions in which a row has keys.
+Range partitions_of(const AttentionCall& call, const AttentionTask& task, int64_t row) {
+  const int64_t position = task.position + row / call.group;
+  return {first_key(position, call.window) / kPartition, position / kPartition + 1};
 }
 
 template <class Kv>
 void attend_whole(const AttentionCall& call, const AttentionTask& task, const AttentionTask* ahead, Tile& tile) {
   const int64_t size = state_size(tile.padded_dim);
-  const int64_t partitions = partitions_of(task, tile.rows - 1, call.group);
-  for (int64_t partition = 0; partition < partitions; partition++) {
+  for (int64_t partition = first_partition(task, call.window); partition < end_partition(task); partition++) {
     attend_partition<Kv>(call, task, ahead, partition, tile);
     for (int64_t row = 0; row < tile.rows; row++) {
-      if (partition >= partitions_of(task, row, call.group)) continue;
-      export_state(tile, row, partition == 0 ? tile.state + row * size : tile.next);
-      if (partition > 0) merge_state(tile.state + row * size, tile.next, tile.padded_dim);
+      const Range own = partitions_of(call, task, row);
+      if (partition < own.first || partition >= own.last) continue;
+      export_state(tile, row, partition == own.first ? tile.state + row * size : tile.next);
+      if (partition > own.first) merge_state(tile.state + row * size, tile.next, tile.padded_dim);
     }
   }
   for (int64_t row = 0; row < tile.rows; row++) {
@@ -262,7 +276,8 @@ void attend_as(const AttentionCall& call, const AttentionTask& task, const Atten
   }
   const int64_t size = state_size(tile.padded_dim);
   attend_partition<Kv>(call, task, ahead, task.partition, tile);
-  float* states = call.partials + task.partial + task.partition * tile.rows * size;
+  const int64_t number = task.partition - first_partition(task, call.window);
+  float* states = call.partials + task.partial + number * tile.rows * size;
   for (int64_t row = 0; row < tile.rows; row++) export_state(tile, row, states + row * size);
 }
 
@@ -276,11 +291,12 @@ void attend(const AttentionCall& call, const AttentionTask& task, const Attentio
 
 void merge(const AttentionCall& call, const AttentionTask& task) {
   const int64_t padded = padded_dim(call.kv), size = state_size(padded), rows = task.tokens * call.group;
+  const int64_t first = first_partition(task, call.window);
   for (int64_t row = 0; row < rows; row++) {
-    float* state = call.partials + task.partial + row * size;
-    const int64_t partitions = partitions_of(task, row, call.group);
-    for (int64_t partition = 1; partition < partitions; partition++) {
-      merge_state(state, state + partition * rows * size, padded);
+    const Range own = partitions_of(call, task, row);
+    float* state = call.partials + task.partial + ((own.first - first) * rows + row) * size;
+    for (int64_t number = 1; number < own.last - own.first; number++) {
+      merge_state(state, state + number * rows * size, padded);
     }
     write_output(state, padded, call.kv.head_dim, output(call, task, row));
   }

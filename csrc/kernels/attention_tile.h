@@ -145,19 +145,25 @@ inline constexpr AccumulateRows kAccumulateRows[kBlockRows][4] = {
 };
 #undef OCTAVO_BY_VECTORS
 
-OCTAVO_INLINE i32x16 seen_lanes(int tile, int64_t visible) {
-  const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  return lane + tile * 16 < static_cast<int32_t>(visible);
+/// The keys of a chunk that a row sees: first .. end - 1, of 0 .. 63. None: first >= end.
+struct Seen {
+  int64_t first, end;
+  bool all() const { return first == 0 && end == kChunk; }
+};
+
+OCTAVO_INLINE i32x16 seen_lanes(int tile, Seen seen) {
+  const i32x16 lane = i32x16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + tile * 16;
+  return (lane < static_cast<int32_t>(seen.end)) & (lane >= static_cast<int32_t>(seen.first));
 }
 
-/// The greatest of the first `visible` (0 .. 64) scores, kLowest for none; scores beyond become kLowest.
-OCTAVO_INLINE float greatest_score(float* scores, int64_t visible) {
+/// The greatest of the seen scores, kLowest for none; the others become kLowest.
+OCTAVO_INLINE float greatest_score(float* scores, Seen seen) {
   f32x16 most = splat(kLowest);
 #pragma GCC unroll 4
   for (int j = 0; j < kChunkTiles; j++) {
     f32x16 score = load(scores + j * kLanes);
-    if (visible < kChunk) {
-      score = seen_lanes(j, visible) ? score : splat(kLowest);
+    if (!seen.all()) {
+      score = seen_lanes(j, seen) ? score : splat(kLowest);
       store(scores + j * kLanes, score);
     }
     most = maximum(score, most);
@@ -165,32 +171,32 @@ OCTAVO_INLINE float greatest_score(float* scores, int64_t visible) {
   return greatest(most);
 }
 
-/// The greatest scale of the first `visible` tokens of a chunk's int8 values.
-OCTAVO_INLINE float greatest_scale(const char* const* values, int64_t visible, int64_t padded_dim) {
+/// The greatest scale of the seen tokens of a chunk's int8 values.
+OCTAVO_INLINE float greatest_scale(const char* const* values, Seen seen, int64_t padded_dim) {
   f32x16 most = {};
 #pragma GCC unroll 4
   for (int j = 0; j < kChunkTiles; j++) {
     const f32x16 scale = load(token_scales(values[j], padded_dim));
-    most = maximum(seen_lanes(j, visible) ? scale : f32x16{}, most);
+    most = maximum(seen_lanes(j, seen) ? scale : f32x16{}, most);
   }
   return greatest(most);
 }
 
-/// Weights of a chunk from a row's scores, of which the first `visible` count: added to `lane_sums`, which shrinks by
-/// `rescale` before, and written as bf16. A chunk without visible keys changes nothing: its weights are 0.
+/// Weights of a chunk from a row's scores, of which those seen count: added to `lane_sums`, which shrinks by
+/// `rescale` before, and written as bf16. A chunk without seen keys changes nothing: its weights are 0.
 /// int8: weights are multiplied by their values' scales, then by `inverse`, and written as int16.
 template <class Kv>
-OCTAVO_INLINE void weigh(const float* scores, int64_t visible, float top, float rescale, const char* const* values,
+OCTAVO_INLINE void weigh(const float* scores, Seen seen, float top, float rescale, const char* const* values,
                          int64_t padded_dim, float inverse, float* lane_sums, uint16_t* weights) {
   f32x16 total = load(lane_sums) * rescale;
 #pragma GCC unroll 4
   for (int j = 0; j < kChunkTiles; j++) {
     f32x16 weight = power_of_two(load(scores + j * kLanes) - top);
-    if (visible < kChunk) weight = seen_lanes(j, visible) ? weight : f32x16{};
+    if (!seen.all()) weight = seen_lanes(j, seen) ? weight : f32x16{};
     total += weight;
     if constexpr (Kv::kFormat == KvFormat::kInt8) {
       f32x16 scale = load(token_scales(values[j], padded_dim)) * inverse;
-      if (visible < kChunk) scale = seen_lanes(j, visible) ? scale : f32x16{};  // beyond, it may be anything
+      if (!seen.all()) scale = seen_lanes(j, seen) ? scale : f32x16{};  // elsewhere, it may be anything
       const u16x16 whole = __builtin_convertvector((u32x16)to_int(weight * scale), u16x16);
       memcpy(weights + j * kSubBlock, &whole, sizeof whole);
     } else {

@@ -9,13 +9,14 @@ namespace {
 constexpr int64_t kTasksPerThread = 4;  // a task larger than a share of this many a thread is split
 constexpr int64_t kMostPartialFloats = int64_t{4} << 20;  // beyond, splitting costs more memory than it is worth
 
-int64_t partitions(const AttentionTask& task) { return ceil_div(task.position + task.tokens, kPartition); }
-
 /// Tokens times keys that a task reads.
-int64_t cost(const AttentionTask& task) {
-  const int64_t keys = task.position + task.tokens;
-  const int64_t mine = task.partition == kWhole ? keys : min_of(kPartition, keys - task.partition * kPartition);
-  return mine * task.tokens;
+int64_t cost(const AttentionTask& task, int64_t window) {
+  int64_t first = first_key(task.position, window), end = task.position + task.tokens;
+  if (task.partition != kWhole) {
+    first = max_of(first, task.partition * kPartition);
+    end = min_of(end, (task.partition + 1) * kPartition);
+  }
+  return (end - first) * task.tokens;
 }
 
 void add_tiles(const Step& step, const AttentionShape& shape, std::vector<AttentionTask>& tasks) {
@@ -33,20 +34,21 @@ void add_tiles(const Step& step, const AttentionShape& shape, std::vector<Attent
 }
 
 /// Replaces whole tasks of several partitions, where they cost more than `most`, by one task per partition and a merge.
-void split_tasks(const AttentionShape& shape, int64_t most, AttentionPlan& plan) {
+void split_tasks(const AttentionShape& shape, int64_t window, int64_t most, AttentionPlan& plan) {
   std::vector<AttentionTask> whole;
   whole.swap(plan.tasks);
   const int64_t size = state_size(round_up(shape.head_dim, kSubBlock));
   for (AttentionTask task : whole) {
-    const int64_t count = partitions(task), floats = count * task.tokens * shape.group * size;
-    if (count == 1 || cost(task) <= most || plan.partial_floats + floats > kMostPartialFloats) {
+    const int64_t first = first_partition(task, window), end = end_partition(task);
+    const int64_t floats = (end - first) * task.tokens * shape.group * size;
+    if (end - first == 1 || cost(task, window) <= most || plan.partial_floats + floats > kMostPartialFloats) {
       plan.tasks.push_back(task);
       continue;
     }
     task.partial = plan.partial_floats;
     plan.partial_floats += floats;
     plan.merges.push_back(task);
-    for (int64_t partition = 0; partition < count; partition++) {
+    for (int64_t partition = first; partition < end; partition++) {
       task.partition = static_cast<int32_t>(partition);
       plan.tasks.push_back(task);
     }
@@ -55,18 +57,19 @@ void split_tasks(const AttentionShape& shape, int64_t most, AttentionPlan& plan)
 
 }  // namespace
 
-void plan_attention(const Step& step, const AttentionShape& shape, int threads, AttentionPlan& plan) {
+void plan_attention(const Step& step, const AttentionShape& shape, int64_t window, int threads, AttentionPlan& plan) {
   plan.tasks.clear();
   plan.merges.clear();
   plan.partial_floats = 0;
   add_tiles(step, shape, plan.tasks);
   if (threads > 1) {
     int64_t all = 0;
-    for (const AttentionTask& task : plan.tasks) all += cost(task);
-    split_tasks(shape, all / (kTasksPerThread * threads), plan);
+    for (const AttentionTask& task : plan.tasks) all += cost(task, window);
+    split_tasks(shape, window, all / (kTasksPerThread * threads), plan);
   }
-  std::stable_sort(plan.tasks.begin(), plan.tasks.end(),
-                   [](const AttentionTask& a, const AttentionTask& b) { return cost(a) > cost(b); });
+  std::stable_sort(plan.tasks.begin(), plan.tasks.end(), [window](const AttentionTask& a, const AttentionTask& b) {
+    return cost(a, window) > cost(b, window);
+  });
 }
 
 }  // namespace octavo

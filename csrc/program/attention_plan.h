@@ -1,4 +1,4 @@
-// Cuts the attention of a step into tasks. Every layer of the step uses the same plan.
+// Cuts the attention of a step into tasks. Layers of the same window use the same plan.
 #pragma once
 
 #include <vector>
@@ -19,8 +19,8 @@ struct AttentionPlan {
   int64_t partial_floats = 0;         // memory for partial states
 };
 
-/// Makes the plan of a step in `plan`, reusing its memory. Tiles of up to kTileRows rows; those that are too
+/// Makes the plan of a step for layers of one window in `plan`, reusing its memory. Tiles of up to kTileRows rows; those that are too
 /// large a part of the step to be shared out fairly, one task per partition of the keys. Results do not depend on it.
-void plan_attention(const Step& step, const AttentionShape& shape, int threads, AttentionPlan& plan);
+void plan_attention(const Step& step, const AttentionShape& shape, int64_t window, int threads, AttentionPlan& plan);
 
 }  // namespace octavo

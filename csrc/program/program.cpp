@@ -133,7 +133,8 @@ void Program::add_linear(int64_t linear, Place x, Place out, const Place* residu
   add_wide_stage("linear", std::make_unique<LinearStage>(*kernels_.linear, call, per_token));
 }
 
-void Program::add_attention(int64_t layer, Place q, Place out, float scale) {
+void Program::add_attention(int64_t layer, Place q, Place out, float scale, std::optional<int64_t> window) {
+  if (window && *window < 1) throw std::invalid_argument("window " + std::to_string(*window) + " of no token");
   AttentionCall call = {};
   call.kv = kv_layer(layer);
   call.q = view(q).data;
@@ -142,6 +143,7 @@ void Program::add_attention(int64_t layer, Place q, Place out, float scale) {
   call.ldo = out.second;
   call.group = shape_.attention.group;
   call.scale = scale;
+  call.window = window.value_or(kNoWindow);
   add_wide_stage("attention", std::make_unique<AttentionStage>(*kernels_.attention, *pool_, attention_, call));
 }
 
@@ -159,9 +161,11 @@ void Program::Phase::run(const Step& step, int thread, int threads) const {
 void Program::run(const Step& step) {
   const std::lock_guard lock(one_step_);
   check_step(step, shape_.limits);
-  plan_attention(step, attention_.shape, pool_->threads(), attention_.plan);
-  if (static_cast<int64_t>(attention_.partials.size()) < attention_.plan.partial_floats) {
-    attention_.partials.resize(attention_.plan.partial_floats);
+  for (auto& [window, plan] : attention_.plans) {
+    plan_attention(step, attention_.shape, window, pool_->threads(), plan);
+    if (static_cast<int64_t>(attention_.partials.size()) < plan.partial_floats) {
+      attention_.partials.resize(plan.partial_floats);
+    }
   }
   for (const Phase& phase : phases_) {
     if (phase.wide) phase.wide->begin(step);

@@ -4,6 +4,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -46,7 +47,7 @@ class Program {
 
   /// Wide stages are phases of their own. `residual` may be null.
   void add_linear(int64_t linear, Place x, Place out, const Place* residual, int64_t scratch, bool per_token);
-  void add_attention(int64_t layer, Place q, Place out, float scale);
+  void add_attention(int64_t layer, Place q, Place out, float scale, std::optional<int64_t> window);
 
   void set_logits(Place logits) { logits_ = view(logits); }
 

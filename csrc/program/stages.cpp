@@ -77,7 +77,7 @@ void AttentionStage::begin(const Step& step) {
 }
 
 void AttentionStage::run(const Step&, int thread, int threads) {
-  const std::vector<AttentionTask>& tasks = shared_.plan.tasks;
+  const std::vector<AttentionTask>& tasks = plan_.tasks;
   void* scratch = shared_.scratch->data() + thread * shared_.scratch_bytes;
   // Who takes which task does not matter for results: tasks share nothing.
   for (size_t i; (i = next_task_.fetch_add(1, std::memory_order_relaxed)) < tasks.size();) {
@@ -85,7 +85,7 @@ void AttentionStage::run(const Step&, int thread, int threads) {
     const size_t guess = next_task_.load(std::memory_order_relaxed) + static_cast<size_t>(threads) - 1;
     kernels_.attend(call_, tasks[i], guess < tasks.size() ? &tasks[guess] : nullptr, scratch);
   }
-  const std::vector<AttentionTask>& merges = shared_.plan.merges;
+  const std::vector<AttentionTask>& merges = plan_.merges;
   if (merges.empty()) return;
   pool_.barrier();
   const Range mine = split(static_cast<int64_t>(merges.size()), thread, threads);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -165,10 +166,10 @@ class LinearStage final : public WideStage {
   bool per_token_;
 };
 
-/// What the attention stages of a program share: the plan of the step and memory.
+/// What the attention stages of a program share: plans of the step and memory.
 struct AttentionShared {
   AttentionShape shape;
-  AttentionPlan plan;
+  std::map<int64_t, AttentionPlan> plans;  // by window
   std::vector<float> partials;
   size_t scratch_bytes;            // per thread
   std::unique_ptr<Memory> scratch;  // of all threads
@@ -177,7 +178,7 @@ struct AttentionShared {
 class AttentionStage final : public WideStage {
  public:
   AttentionStage(const AttentionKernels& kernels, ThreadPool& pool, AttentionShared& shared, const AttentionCall& call)
-      : kernels_(kernels), pool_(pool), shared_(shared), call_(call) {}
+      : kernels_(kernels), pool_(pool), shared_(shared), plan_(shared.plans[call.window]), call_(call) {}
   void begin(const Step& step) override;
   void run(const Step& step, int thread, int threads) override;
 
@@ -185,6 +186,7 @@ class AttentionStage final : public WideStage {
   const AttentionKernels& kernels_;
   ThreadPool& pool_;
   AttentionShared& shared_;
+  const AttentionPlan& plan_;
   AttentionCall call_;
   std::atomic<size_t> next_task_{0};
 };

@@ -59,14 +59,20 @@ class ProgramBuilder:
         q, k = self._emit("rope", (q, k, positions), {}, {"rope": rope})
         return q, k
 
-    def attention(self, q: Value, k: Value, v: Value, *, layer: int, scale: float | None = None) -> Value:
-        """Causal attention over the paged cache of ``layer``; ``scale`` defaults to head_dim ** -0.5."""
+    def attention(
+        self, q: Value, k: Value, v: Value, *, layer: int, scale: float | None = None, window: int | None = None
+    ) -> Value:
+        """Causal attention over the paged cache of ``layer``; ``scale`` defaults to head_dim ** -0.5.
+
+        ``window``: tokens that a token sees at most, itself included; None: all before it.
+        """
         attrs = {
             "layer": layer,
             "num_heads": self.num_heads,
             "num_kv_heads": self.num_kv_heads,
             "head_dim": self.head_dim,
             "scale": self.head_dim**-0.5 if scale is None else scale,
+            "window": window,
         }
         return self._one("attention", (q, k, v), {}, attrs)
 

@@ -53,6 +53,21 @@ def attention_case(heads: int, kv_heads: int, head_dim: int) -> OpCase:
     return OpCase(_attention, heads * head_dim, 2e-2, (heads, kv_heads, head_dim))
 
 
+def window_case(heads: int, kv_heads: int, head_dim: int, windows: Sequence[int | None]) -> OpCase:
+    """A layer for each window, over the same Q, K and V; the sum of the results."""
+
+    def build(b: ProgramBuilder) -> Value:
+        q_size, kv_size = heads * head_dim, kv_heads * head_dim
+        q, k, v = b.split(b.embed(b.token_ids, "table", q_size + 2 * kv_size), q_size, kv_size, kv_size)
+        out = [b.attention(q, k, v, layer=n, window=window) for n, window in enumerate(windows)]
+        total = out[0]
+        for other in out[1:]:
+            total = b.add(total, other)
+        return b.rows(total, b.logit_rows)
+
+    return OpCase(build, heads * head_dim, 2e-2, (heads, kv_heads, head_dim))
+
+
 def _rope(b: ProgramBuilder) -> Value:
     q, k = b.embed(b.token_ids, "q", b.vocab_size), b.embed(b.token_ids, "k", b.vocab_size)
     q, k = b.rope(q, k, b.positions, rope_of(b.head_dim, 10, 1.25))
@@ -92,7 +107,7 @@ CASES: dict[str, list[OpCase]] = {
     "add": [OpCase(_add, 83, 1e-6)],
     "split": [OpCase(_split, 64, 1e-6)],
     "rope": [OpCase(_rope, 96, 1e-6, (4, 4, 24)), OpCase(_rope, 40, 1e-6, (2, 2, 20))],
-    "attention": [attention_case(9, 3, 64), attention_case(2, 2, 40)],
+    "attention": [attention_case(9, 3, 64), attention_case(2, 2, 40), window_case(4, 1, 32, [5, None])],
     "silu_mul": [
         OpCase(_rows_of(lambda b: b.silu_mul(b.embed(b.token_ids, "t", 2 * b.vocab_size))), width, 1e-6)
         for width in (96, 75)

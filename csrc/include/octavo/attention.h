@@ -19,6 +19,8 @@ inline constexpr int64_t kChunk = 64;       // keys that share one softmax resca
 inline constexpr int64_t kPartition = 512;  // keys of one partial result; partials are merged in order of position
 inline constexpr int64_t kTileRows = 48;    // query rows (token, head of the group) that share a pass over the keys
 
+inline constexpr int64_t kNoWindow = INT32_MAX;  // the window of a layer whose tokens see all before them
+
 enum class KvFormat { kBf16, kInt8 };
 
 /// One layer of the KV cache.
@@ -55,11 +57,13 @@ struct AttentionCall {
   int64_t blocks_per_seq;
   int64_t group;  // query heads per kv head
   float scale;
+  int64_t window;  // keys a token sees at most, its own included
   float* partials;  // partial states of split tasks
 };
 
 /// Query rows of one request against one kv head: `tokens` consecutive tokens times the heads of the group, token
-/// major. Token i is at `position` + i and sees the keys 0 .. position + i.
+/// major. Token i is at `position` + i and sees the keys from first_key(position + i, window) to position + i; memory
+/// of tiles before the first token's is not read.
 /// A whole task does all partitions and writes `out`; a split one does one partition and writes partial states.
 struct AttentionTask {
   int32_t sequence;
@@ -68,10 +72,20 @@ struct AttentionTask {
   int32_t position;
   int32_t kv_head;
   int32_t partition;  // split: which one; whole: kWhole; merge: unused
-  int64_t partial;    // split, merge: floats from `partials` to the state of row 0 in partition 0
+  int64_t partial;    // split, merge: floats from `partials` to the state of row 0 in the task's first partition
 };
 
 inline constexpr int32_t kWhole = -1;
+
+static inline int64_t first_key(int64_t position, int64_t window) { return max_of(0, position + 1 - window); }
+
+/// The first partition in which a task has keys, and the one after the last.
+static inline int64_t first_partition(const AttentionTask& task, int64_t window) {
+  return first_key(task.position, window) / kPartition;
+}
+static inline int64_t end_partition(const AttentionTask& task) {
+  return ceil_div(task.position + task.tokens, kPartition);
+}
 
 /// Floats of the partial state of one row: sums over the values, the greatest score, the denominator.
 static inline int64_t state_size(int64_t padded_dim) { return padded_dim + 2; }

@@ -227,7 +227,8 @@ def _attention(low: _Lowering, index: int, node: _Node) -> None:
     layer = node.op.attrs["layer"]
     low.add_row_stage("T", "write_kv", [k, v], layer=layer, k=k, v=v)
     out = low.allocate(node.op.outputs[0])
-    low.add_wide_stage("attention", [q, out], layer=layer, q=q, out=out, scale=node.op.attrs["scale"])
+    how = {key: node.op.attrs[key] for key in ("scale", "window")}
+    low.add_wide_stage("attention", [q, out], layer=layer, q=q, out=out, **how)
 
 
 def _silu_mul(low: _Lowering, index: int, node: _Node) -> None:

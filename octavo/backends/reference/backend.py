@@ -144,8 +144,8 @@ def _attention(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInpu
     ops.write_kv(keys, r.stored(x[1]), step.slot_mapping)
     ops.write_kv(values, r.stored(x[2]), step.slot_mapping)
     seq_of_row = np.repeat(np.arange(len(step.seq_lens), dtype=np.int32), np.diff(step.query_start_loc))
-    scale = op.attrs["scale"]
-    return [ops.paged_attention(x[0], keys, values, step.block_tables, seq_of_row, step.positions, scale)]
+    scale, window = op.attrs["scale"], op.attrs["window"]
+    return [ops.paged_attention(x[0], keys, values, step.block_tables, seq_of_row, step.positions, scale, window)]
 
 
 def _silu_mul(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInputs) -> list[np.ndarray]:

@@ -89,19 +89,30 @@ KV_ROUNDING: dict[str, Callable[[Array, int], Array]] = {
 
 
 def paged_attention(
-    q: Array, key_cache: Array, value_cache: Array, block_tables: Ints, seq_of_row: Ints, positions: Ints, scale: float
+    q: Array,
+    key_cache: Array,
+    value_cache: Array,
+    block_tables: Ints,
+    seq_of_row: Ints,
+    positions: Ints,
+    scale: float,
+    window: int | None = None,
 ) -> Array:
     """Causal attention of q [M, H * D] over paged caches [num_blocks, block_size, Hkv, D] -> [M, H * D].
 
-    Row m belongs to sequence ``seq_of_row[m]`` (a row of block_tables) and sees its positions 0..positions[m].
+    Row m belongs to sequence ``seq_of_row[m]`` (a row of block_tables) and sees its positions 0..positions[m], or the
+    last ``window`` of these.
     """
     _, block_size, kv_heads, head_dim = key_cache.shape
     out = np.empty_like(q)
     for row in range(q.shape[0]):
-        length = int(positions[row]) + 1
-        blocks = block_tables[seq_of_row[row], : -(-length // block_size)]
-        keys = key_cache[blocks].reshape(-1, kv_heads, head_dim)[:length]
-        values = value_cache[blocks].reshape(-1, kv_heads, head_dim)[:length]
+        end = int(positions[row]) + 1
+        first = 0 if window is None else max(0, end - window)
+        first_block = first // block_size
+        blocks = block_tables[seq_of_row[row], first_block : -(-end // block_size)]
+        seen = slice(first - first_block * block_size, end - first_block * block_size)
+        keys = key_cache[blocks].reshape(-1, kv_heads, head_dim)[seen]
+        values = value_cache[blocks].reshape(-1, kv_heads, head_dim)[seen]
         heads = q[row].reshape(kv_heads, -1, head_dim)
         result = np.empty_like(heads)
         for h in range(kv_heads):
