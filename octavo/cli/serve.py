@@ -193,6 +193,7 @@ class Serving:
         """Fetch, load, and open the doors. Raises ConfigError, ModelError or EngineDeadError."""
         from octavo.args.resolve import resolve_engine_config
         from octavo.engine.async_llm import AsyncLLM
+        from octavo.entrypoints.fingerprint import fingerprint
         from octavo.entrypoints.progress import download_bar
         from octavo.entrypoints.sampling_defaults import read_sampling_defaults
 
@@ -210,6 +211,7 @@ class Serving:
         defaults = read_sampling_defaults(config.model.model)
         engine = await AsyncLLM.create(config, self._on_phase)
         self.state.sampling_defaults = defaults
+        self.state.system_fingerprint = fingerprint(config, engine.info)
         self.state.engine, self.state.phase = engine, "ready"
         self._print_screen(config)
 

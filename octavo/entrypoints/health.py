@@ -2,45 +2,50 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 import octavo
+from octavo.entrypoints.openai.answers import ServerHealth, ServerVersion
+from octavo.entrypoints.openai.openapi import describe_answer
 from octavo.entrypoints.openai.routing import server_state
+from octavo.entrypoints.openai.sse import json_response
 from octavo.exceptions import EngineDeadError
 
 router = APIRouter()
 
+HEALTH = {
+    **describe_answer(ServerHealth),
+    503: {**describe_answer(ServerHealth)[200], "description": "loading, or dead"},
+}
 
-@router.get("/health", response_class=Response)
+
+@router.get("/health", response_class=Response, responses=HEALTH)
 async def health(request: Request) -> Response:
     """200 when requests are served; 503 while loading (with the phase) and after the engine has died."""
     state = server_state(request)
     if state.failure is None and state.engine is None:
-        body: dict[str, Any] = {"status": "loading", "phase": state.phase, "progress": state.progress}
-        return JSONResponse(body, 503)
+        return json_response(ServerHealth("loading", phase=state.phase, progress=state.progress), 503)
     try:
         await state.ready_engine().check_health()
     except EngineDeadError as error:
-        return JSONResponse({"status": "dead", "message": str(error)}, 503)
-    return JSONResponse({"status": "ok"})
+        return json_response(ServerHealth("dead", message=str(error)), 503)
+    return json_response(ServerHealth("ok"))
 
 
-@router.get("/ping", response_class=Response)
+@router.get("/ping", response_class=Response, responses=HEALTH)
 async def ping_get(request: Request) -> Response:
     """The same as /health, for platforms that ask here."""
     return await health(request)
 
 
-@router.post("/ping", response_class=Response)
+@router.post("/ping", response_class=Response, responses=HEALTH)
 async def ping_post(request: Request) -> Response:
     """The same as /health, for platforms that ask here."""
     return await health(request)
 
 
-@router.get("/version")
-async def get_version() -> dict[str, str]:
+@router.get("/version", response_class=Response, responses=describe_answer(ServerVersion))
+async def get_version() -> Response:
     """The version of octavo."""
-    return {"version": octavo.__version__}
+    return json_response(ServerVersion(octavo.__version__))

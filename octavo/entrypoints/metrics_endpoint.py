@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -12,7 +14,10 @@ router = APIRouter()
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-@router.get("/metrics", response_class=Response)
+TEXT: dict[int | str, Any] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+
+
+@router.get("/metrics", response_class=Response, responses=TEXT)
 async def metrics(request: Request) -> Response:
     """Every metric of the engine."""
     engine = server_state(request).engine

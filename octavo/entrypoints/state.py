@@ -21,8 +21,22 @@ class NotReadyError(OctavoError):
     """The engine is still starting; the client may try again."""
 
 
-class UnknownModelError(OctavoError):
+class NotFoundError(OctavoError):
+    """The request names something that is not here; ``parameter`` is the field that does."""
+
+    parameter: str | None = None
+
+
+class UnknownModelError(NotFoundError):
     """The request names a model that is not served here."""
+
+    parameter = "model"
+
+
+class UnknownRequestError(NotFoundError):
+    """No running request has this id."""
+
+    parameter = "request_id"
 
 
 @dataclass

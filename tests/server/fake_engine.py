@@ -9,11 +9,12 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from octavo.engine.outputs import CompletionOutput, Logprob, RequestOutput
+from octavo.engine.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from octavo.exceptions import EngineDeadError, RequestError
 from octavo.messages import EngineInfo, RequestOutputKind, SamplingParams
 
 VOCAB = 128
+TIMES = RequestMetrics(10.0, queued_time=10.0, scheduled_time=10.5, first_token_time=11.0, last_token_time=12.0)
 
 
 class FakeTokenizer:
@@ -47,7 +48,7 @@ class FakeTokenizer:
 
 
 class FakeEngine:
-    """Emits ``abc...`` until max_tokens; ``fail_after`` raises RequestError after so many tokens."""
+    """Emits ``abc...`` until max_tokens, or ``text`` and then EOS; ``fail_after`` raises RequestError after so many."""
 
     def __init__(self, *, max_model_len: int = 64, delay: float = 0.0, bos: bool = True) -> None:
         self.tokenizer = FakeTokenizer(1 if bos else None)
@@ -56,47 +57,63 @@ class FakeEngine:
         )
         self.delay, self.dead = delay, False
         self.fail_after: int | None = None
+        self.text: str | None = None
+        self.num_waiting = 0
+        self._abort_ids: set[str | None] = set()
         self.running = 0
         self.aborted = 0
         self.seen: list[SamplingParams] = []
 
     def generate(
-        self, prompt: str | list[int], sampling_params: SamplingParams, **_: Any
+        self, prompt: str | list[int], sampling_params: SamplingParams, *, request_id: str | None = None, **_: Any
     ) -> AsyncIterator[RequestOutput]:
         assert not isinstance(prompt, str)
         sampling_params.verify(vocab_size=VOCAB)
         self.seen.append(sampling_params)
-        return self._run(prompt, sampling_params)
+        return self._run(prompt, sampling_params, request_id)
 
-    async def _run(self, prompt: list[int], params: SamplingParams) -> AsyncIterator[RequestOutput]:
+    @property
+    def num_running(self) -> int:
+        return self.running
+
+    async def abort(self, request_id: str) -> None:
+        self._abort_ids.add(request_id)
+
+    async def _run(
+        self, prompt: list[int], params: SamplingParams, request_id: str | None
+    ) -> AsyncIterator[RequestOutput]:
         self.running += 1
         finished = False
         try:
-            whole = range(params.max_tokens or 0)
-            steps = [[i] for i in whole] if params.output_kind == RequestOutputKind.DELTA else [list(whole)]
+            limit = params.max_tokens or 0
+            ids = [ord("a") + i % 26 for i in range(limit)] if self.text is None else list(map(ord, self.text[:limit]))
+            reason = "stop" if self.text is not None and len(self.text) < limit else "length"
+            steps = [[i] for i in ids] if params.output_kind == RequestOutputKind.DELTA else [ids]
             for number, step in enumerate(steps):
                 await asyncio.sleep(self.delay * len(step))
                 if self.fail_after is not None and number >= self.fail_after:
                     raise RequestError("this one failed")
                 finished = number == len(steps) - 1
-                yield self._output(prompt, params, step, first=number == 0, finished=finished)
+                if request_id in self._abort_ids:
+                    finished, reason = True, "abort"
+                yield self._output(prompt, params, step, first=number == 0, finish_reason=reason if finished else None)
+                if finished:
+                    return
         finally:
             self.running -= 1
             self.aborted += not finished
 
     def _output(
-        self, prompt: list[int], params: SamplingParams, step: list[int], *, first: bool, finished: bool
+        self, prompt: list[int], params: SamplingParams, ids: list[int], *, first: bool, finish_reason: str | None
     ) -> RequestOutput:
-        ids = [ord("a") + i % 26 for i in step]
         logprobs = None if params.logprobs is None else [self._entry(t, params.logprobs) for t in ids]
         outputs = [
-            CompletionOutput(i, "".join(map(chr, ids)), ids, 0.0, logprobs, "length" if finished else None)
-            for i in range(params.n)
+            CompletionOutput(i, "".join(map(chr, ids)), ids, 0.0, logprobs, finish_reason) for i in range(params.n)
         ]
         scored = None
         if first and params.prompt_logprobs is not None:
             scored = [None, *(self._entry(t, params.prompt_logprobs) for t in prompt[1:])]
-        return RequestOutput("r", None, prompt, outputs, finished, scored, None, 3)
+        return RequestOutput("r", None, prompt, outputs, finish_reason is not None, scored, TIMES, 3)
 
     @staticmethod
     def _entry(token_id: int, top: int) -> dict[int, Logprob]:

@@ -151,3 +151,96 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str | None = None
     usage: Usage | UnsetType | None = UNSET
     metrics: RequestTimes | UnsetType | None = UNSET
+
+
+class ModelPermission(msgspec.Struct, frozen=True, kw_only=True):
+    """OpenAI dropped it, vLLM's clients still read it. Nobody may fine-tune here."""
+
+    id: str
+    object: str = "model_permission"
+    created: int
+    allow_create_engine: bool = False
+    allow_sampling: bool = True
+    allow_logprobs: bool = True
+    allow_search_indices: bool = False
+    allow_view: bool = True
+    allow_fine_tuning: bool = False
+    organization: str = "*"
+    group: str | None = None
+    is_blocking: bool = False
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that requests can name."""
+
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "octavo"
+    root: str
+    parent: str | None = None
+    max_model_len: int | None
+    permission: list[ModelPermission]
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """All models of this server."""
+
+    object: str = "list"
+    data: list[ModelCard]
+
+
+class Tokenized(msgspec.Struct, frozen=True):
+    """Token ids of a prompt."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Detokenized(msgspec.Struct, frozen=True):
+    """The text of token ids."""
+
+    prompt: str
+
+
+class RenderedPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request would have the model continue, and how. ``sampling_params`` has all values in force."""
+
+    request_id: str
+    model: str
+    prompt: str
+    token_ids: list[int]
+    sampling_params: dict[str, Any]
+
+
+class AbortedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """``aborted`` answers were running under ``id``, and are no more."""
+
+    id: str
+    object: str = "request.aborted"
+    aborted: int
+
+
+class ServerLoad(msgspec.Struct, frozen=True):
+    """Requests being answered, and the sequences they came to in the engine."""
+
+    server_load: int
+    num_requests_running: int
+    num_requests_waiting: int
+
+
+class ServerHealth(msgspec.Struct, frozen=True, omit_defaults=True):
+    """``status`` is ok, loading or dead."""
+
+    status: str
+    phase: str | None = None
+    progress: float | None = None
+    message: str | None = None
+
+
+class ServerVersion(msgspec.Struct, frozen=True):
+    """The version of octavo."""
+
+    version: str

@@ -24,6 +24,7 @@ from octavo.entrypoints.openai.answers import (
 )
 from octavo.entrypoints.openai.conversation import ChatEvent, Choice, Conversation, Logprobs, prepare
 from octavo.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs
+from octavo.entrypoints.openai.openapi import describe_answer
 from octavo.entrypoints.openai.parsers.base import Content, Delta, Reasoning
 from octavo.entrypoints.openai.protocol import REFUSED_IN_CHAT, ChatRequest
 from octavo.entrypoints.openai.routing import JsonRoute, server_state
@@ -40,7 +41,10 @@ logger = logging.getLogger("octavo.server")
 router = APIRouter(route_class=JsonRoute)
 
 
-@router.post("/v1/chat/completions", response_class=Response)
+STREAM = "`data: ChatChunk` an event, `data: [DONE]` at the end"
+
+
+@router.post("/v1/chat/completions", response_class=Response, responses=describe_answer(ChatCompletion, stream=STREAM))
 async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
     """Answer a conversation, whole or as a stream of chunks."""
     state = server_state(request)

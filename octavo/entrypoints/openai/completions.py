@@ -14,6 +14,7 @@ from starlette.responses import Response
 from octavo.entrypoints.openai.answers import Completion, CompletionChoice, CompletionLogprobs
 from octavo.entrypoints.openai.generation import Generation, response_id
 from octavo.entrypoints.openai.logprobs import completion_logprobs, join, prompt_logprobs
+from octavo.entrypoints.openai.openapi import describe_answer
 from octavo.entrypoints.openai.prompts import encode_prompts, output_budget, truncate
 from octavo.entrypoints.openai.protocol import REFUSED_IN_COMPLETIONS, CompletionRequest
 from octavo.entrypoints.openai.routing import JsonRoute, server_state
@@ -40,7 +41,10 @@ router = APIRouter(route_class=JsonRoute)
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
 
-@router.post("/v1/completions", response_class=Response)
+STREAM = "`data: Completion` an event, `data: [DONE]` at the end"
+
+
+@router.post("/v1/completions", response_class=Response, responses=describe_answer(Completion, stream=STREAM))
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     """Continue each prompt, whole or as a stream of chunks."""
     state = server_state(request)

@@ -1,12 +1,15 @@
-"""Every error as OpenAI's body ``{"error": {message, type, param, code}}``, and which status each exception gets.
+"""Every error as a body that the client's library knows, and which status each exception gets.
 
-Knows nothing of routes. Messages are plain strings, so a body can always be serialised, whatever the client sent.
+OpenAI's body is ``{"error": {message, type, param, code}}``; under /v1/messages it is Anthropic's
+``{"type": "error", "error": {type, message}, "request_id"}``. Messages are plain strings, so a body can always be
+serialised, whatever the client sent.
 """
 
 from __future__ import annotations
 
 import logging
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -15,8 +18,10 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 
-from octavo.entrypoints.state import NotReadyError, UnknownModelError
+from octavo.entrypoints.request_ids import current_request_id
+from octavo.entrypoints.state import NotFoundError, NotReadyError
 from octavo.exceptions import EngineDeadError, OctavoError, RequestError, ValidationError
 
 logger = logging.getLogger("octavo.server")
@@ -24,12 +29,24 @@ logger = logging.getLogger("octavo.server")
 TYPES = {
     400: "BadRequestError",
     401: "AuthenticationError",
+    403: "PermissionDeniedError",
     404: "NotFoundError",
     405: "MethodNotAllowedError",
     413: "RequestTooLargeError",
+    429: "RateLimitError",
     500: "InternalServerError",
     503: "ServiceUnavailableError",
 }
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+}
+ANTHROPIC_PATH = "/v1/messages"
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
@@ -43,10 +60,28 @@ class ErrorBody(msgspec.Struct, frozen=True):
     error: ErrorDetail
 
 
+class AnthropicErrorDetail(msgspec.Struct, frozen=True):
+    type: str
+    message: str
+
+
+class AnthropicErrorBody(msgspec.Struct, frozen=True):
+    error: AnthropicErrorDetail
+    type: str = "error"
+    request_id: str | None = None
+
+
 def error_body(status: int, message: str, param: str | None = None) -> bytes:
-    """The JSON body of an error with HTTP ``status``."""
+    """OpenAI's JSON body of an error with HTTP ``status``."""
     kind = TYPES.get(status, "InternalServerError" if status >= 500 else "BadRequestError")
     return msgspec.json.encode(ErrorBody(ErrorDetail(_encodable(message), kind, param, status)))
+
+
+def anthropic_error_body(status: int, message: str) -> bytes:
+    """Anthropic's JSON body of an error with HTTP ``status``; the message has to name the parameter."""
+    kind = ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    detail = AnthropicErrorDetail(kind, _encodable(message))
+    return msgspec.json.encode(AnthropicErrorBody(detail, request_id=current_request_id.get()))
 
 
 def _encodable(text: str) -> str:
@@ -54,17 +89,29 @@ def _encodable(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def error_response(status: int, message: str, param: str | None = None) -> Response:
-    headers = {"Retry-After": "1"} if status == 503 else None
-    return Response(error_body(status, message, param), status, headers, "application/json")
+def error_response(
+    status: int,
+    message: str,
+    param: str | None = None,
+    *,
+    path: str = "",
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """The answer to a failed request for ``path``, which decides whose body it is."""
+    more = dict(headers or {})
+    if status == 503:
+        more.setdefault("Retry-After", "1")
+    anthropic = path == ANTHROPIC_PATH or path.startswith(ANTHROPIC_PATH + "/")
+    body = anthropic_error_body(status, message) if anthropic else error_body(status, message, param)
+    return Response(body, status, more, "application/json")
 
 
 def describe(error: BaseException) -> tuple[int, str, str | None]:
     """(status, message, param) of an exception. An unforeseen one is logged with the id that the message carries."""
     if isinstance(error, ValidationError):
         return 400, str(error), error.parameter
-    if isinstance(error, UnknownModelError):
-        return 404, str(error), "model"
+    if isinstance(error, NotFoundError):
+        return 404, str(error), error.parameter
     if isinstance(error, EngineDeadError | NotReadyError):
         return 503, str(error), None
     if isinstance(error, RequestError):
@@ -94,19 +141,37 @@ def describe_validation(errors: list[Any]) -> tuple[str, str | None]:
 
 
 async def _on_octavo_error(request: Request, error: Exception) -> Response:
-    return error_response(*describe(error))
+    return error_response(*describe(error), path=request.url.path)
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    """What the router itself refuses: no such route, or one that answers other methods (named in ``Allow``)."""
+    assert isinstance(error, HTTPException)
+    message, path = str(error.detail), request.url.path
+    headers = dict(error.headers or {})
+    if error.status_code == 405:
+        methods = {method for method in headers.get("Allow", "").split(", ") if method}
+        for router in request.app.state.routers:  # two routes may share a path
+            methods |= {m for r in router.routes if r.matches(request.scope)[0] != Match.NONE for m in r.methods}
+        headers["Allow"] = ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))
+        message = f"{path[:200]} answers {headers['Allow']}, not {request.method[:20]}"
+    elif error.status_code == 404:
+        message = f"there is no route {request.method[:20]} {path[:200]}"
+    return error_response(error.status_code, message, path=path, headers=headers)
 
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
+    path = request.url.path
     if isinstance(error.body, bytes):  # FastAPI decodes nothing else, for a page of another origin could send that
         kind = request.headers.get("content-type", "")
-        return error_response(400, f"the body must come with Content-Type: application/json, got {kind[:100]!r}")
-    return error_response(400, *describe_validation(list(error.errors())))
+        refusal = f"the body must come with Content-Type: application/json, got {kind[:100]!r}"
+        return error_response(400, refusal, path=path)
+    return error_response(400, *describe_validation(list(error.errors())), path=path)
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Answer deliberate errors with OpenAI's body; unforeseen ones are the ErrorShield's (middleware.py)."""
+    """Answer deliberate errors with the client's body; unforeseen ones are the ErrorShield's (middleware.py)."""
     app.add_exception_handler(OctavoError, _on_octavo_error)
-    app.add_exception_handler(HTTPException, _on_octavo_error)
+    app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)

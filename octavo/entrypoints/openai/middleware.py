@@ -36,20 +36,43 @@ class ErrorShield:
         except Exception as error:
             status, message, param = describe(error)
             if not started and scope["type"] == "http":
-                await error_response(status, message, param)(scope, receive, send)
+                await error_response(status, message, param, path=scope["path"])(scope, receive, send)
+
+
+class HeadAsGet:
+    """HEAD is GET without the body, on every route; the server below drops what is sent."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self.app(scope, receive, send)
+            return
+
+        async def bodiless(message: Message) -> None:
+            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+        await self.app({**scope, "method": "GET"}, receive, bodiless)
 
 
 class ApiKeyGuard:
-    """Every path but OPEN_PATHS needs ``Authorization: Bearer KEY``; the comparison takes constant time."""
+    """Every path but OPEN_PATHS needs ``Authorization: Bearer KEY``, or ``x-api-key: KEY`` as Anthropic's client sends.
+
+    The comparison takes constant time.
+    """
 
     def __init__(self, app: ASGIApp, api_key: str) -> None:
         self.app, self._expected = app, api_key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
-            scheme, _, given = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
-            if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._expected):
-                await error_response(401, "missing or wrong API key")(scope, receive, send)
+            headers = dict(scope["headers"])
+            scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+            bearer = given.strip() if scheme.lower() == b"bearer" else b""
+            offered = (bearer, headers.get(b"x-api-key", b""))
+            if not sum(hmac.compare_digest(key, self._expected) for key in offered):
+                await error_response(401, "missing or wrong API key", path=scope["path"])(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 
@@ -67,7 +90,7 @@ class BodyLimit:
         refusal = f"the body is larger than {self.limit} bytes"
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > self.limit:
-            await error_response(413, refusal)(scope, receive, send)
+            await error_response(413, refusal, path=scope["path"])(scope, receive, send)
             return
         received = 0
 

@@ -2,38 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Any
+import hashlib
 
 from fastapi import APIRouter, Request
+from starlette.responses import Response
 
+from octavo.entrypoints.openai.answers import ModelCard, ModelList, ModelPermission
+from octavo.entrypoints.openai.openapi import describe_answer
 from octavo.entrypoints.openai.routing import server_state
+from octavo.entrypoints.openai.sse import json_response
 from octavo.entrypoints.state import ServerState
 
 router = APIRouter()
 
-
-def _card(state: ServerState) -> dict[str, Any]:
-    limit = state.engine.info.max_model_len if state.engine is not None else None
-    return {
-        "id": state.model_name,
-        "object": "model",
-        "created": state.created,
-        "owned_by": "octavo",
-        "root": state.model_name,
-        "parent": None,
-        "max_model_len": limit,
-    }
+ONE_MODEL = {"model": {"operationId": "get_model", "parameters": {"name": "$response.body#/data/0/id"}}}
 
 
-@router.get("/v1/models")
-async def list_models(request: Request) -> dict[str, Any]:
+def _card(state: ServerState) -> ModelCard:
+    identity = "modelperm-" + hashlib.sha256(f"{state.model_name} {state.created}".encode()).hexdigest()[:32]
+    return ModelCard(
+        id=state.model_name,
+        created=state.created,
+        root=state.model_name,
+        max_model_len=state.engine.info.max_model_len if state.engine is not None else None,
+        permission=[ModelPermission(id=identity, created=state.created)],
+    )
+
+
+@router.get("/v1/models", response_class=Response, responses=describe_answer(ModelList, links=ONE_MODEL))
+async def list_models(request: Request) -> Response:
     """The served model; ``max_model_len`` is null while it loads."""
-    return {"object": "list", "data": [_card(server_state(request))]}
+    return json_response(ModelList(data=[_card(server_state(request))]))
 
 
-@router.get("/v1/models/{name:path}")
-async def get_model(name: str, request: Request) -> dict[str, Any]:
+@router.get(
+    "/v1/models/{name:path}", response_class=Response, responses=describe_answer(ModelCard), operation_id="get_model"
+)
+async def get_model(name: str, request: Request) -> Response:
     """One model, by the id that requests use."""
     state = server_state(request)
     state.check_model(name)
-    return _card(state)
+    return json_response(_card(state))

@@ -6,7 +6,7 @@ Knows nothing of chunks: it sends bytes that others encoded.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -28,8 +28,18 @@ def encode_event(payload: Any) -> bytes:
     return b"data: " + _encoder.encode(payload) + b"\n\n"
 
 
-def json_response(payload: Any) -> Response:
-    return Response(_encoder.encode(payload), media_type="application/json")
+def json_response(payload: Any, status: int = 200) -> Response:
+    return Response(_encoder.encode(payload), status, media_type="application/json")
+
+
+def encode_named_event(name: str, payload: Any) -> bytes:
+    """One event of the kind ``name``, as the responses and messages routes send them."""
+    return b"event: " + name.encode() + b"\ndata: " + _encoder.encode(payload) + b"\n\n"
+
+
+def openai_error_event(error: BaseException) -> bytes:
+    """``data: {"error": ...}``, then [DONE]."""
+    return b"data: " + error_body(*describe(error)) + b"\n\n" + DONE
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -53,13 +63,16 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T 
 class EventStream(Response):
     """Sends all that ``events`` yields; closes ``events`` when the client leaves.
 
-    An exception becomes ``data: {"error": ...}``, and the stream still ends with [DONE].
+    An exception becomes the event that ``on_error`` makes of it, and the stream still ends in order.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], on_error: Callable[[BaseException], bytes] | None = None
+    ) -> None:
         super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
         del self.headers["content-length"]
         self._events = events
+        self._on_error = on_error or openai_error_event
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._events):
@@ -71,6 +84,5 @@ class EventStream(Response):
             async for event in self._events:
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         except Exception as error:
-            body = b"data: " + error_body(*describe(error)) + b"\n\n" + DONE
-            await send({"type": "http.response.body", "body": body, "more_body": True})
+            await send({"type": "http.response.body", "body": self._on_error(error), "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

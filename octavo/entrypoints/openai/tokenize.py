@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from octavo.entrypoints.openai.answers import Detokenized, Tokenized
+from octavo.entrypoints.openai.openapi import describe_answer
 from octavo.entrypoints.openai.prompts import encode, encode_chat
 from octavo.entrypoints.openai.protocol import DetokenizeRequest, TokenizeRequest
 from octavo.entrypoints.openai.routing import JsonRoute, server_state
@@ -16,7 +16,10 @@ from octavo.exceptions import ValidationError
 router = APIRouter(route_class=JsonRoute)
 
 
-@router.post("/tokenize", response_class=Response)
+BACK = {"text": {"operationId": "detokenize", "requestBody": {"tokens": "$response.body#/tokens"}}}
+
+
+@router.post("/tokenize", response_class=Response, responses=describe_answer(Tokenized, links=BACK))
 async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     """Token ids of a prompt, or of messages as the chat route would render them."""
     state = server_state(request)
@@ -29,16 +32,11 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         tokens = await encode_chat(engine.tokenizer, body.messages, body, add_special_tokens=special)
     else:
         tokens = await encode(engine.tokenizer, body.prompt or "", add_special_tokens=special)
-    answer: dict[str, Any] = {
-        "count": len(tokens),
-        "max_model_len": engine.info.max_model_len,
-        "tokens": tokens,
-        "token_strs": [engine.tokenizer.token_string(t) for t in tokens] if body.return_token_strs else None,
-    }
-    return json_response(answer)
+    strings = [engine.tokenizer.token_string(t) for t in tokens] if body.return_token_strs else None
+    return json_response(Tokenized(len(tokens), engine.info.max_model_len, tokens, strings))
 
 
-@router.post("/detokenize", response_class=Response)
+@router.post("/detokenize", response_class=Response, responses=describe_answer(Detokenized), operation_id="detokenize")
 async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     """The text of token ids, special tokens written out."""
     state = server_state(request)
@@ -48,4 +46,4 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     for token in body.tokens:
         if not 0 <= token < size:
             raise ValidationError(f"tokens: {token} is not in [0, {size - 1}]", parameter="tokens")
-    return json_response({"prompt": engine.tokenizer.decode(body.tokens, skip_special_tokens=False)})
+    return json_response(Detokenized(engine.tokenizer.decode(body.tokens, skip_special_tokens=False)))

@@ -1,0 +1,81 @@
+"""The OpenAPI document: what each route answers and how it fails, from the very structs that are sent.
+
+FastAPI describes the requests; answers are msgspec structs, which it does not know. A new answer needs its line in
+ANSWERS.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from octavo.entrypoints.openai import answers
+from octavo.entrypoints.openai.errors import AnthropicErrorBody, ErrorBody
+
+ANSWERS: tuple[type, ...] = (
+    answers.AbortedRequest,
+    answers.ChatChunk,
+    answers.ChatCompletion,
+    answers.Completion,
+    answers.Detokenized,
+    answers.ModelCard,
+    answers.ModelList,
+    answers.RenderedPrompt,
+    answers.ServerHealth,
+    answers.ServerLoad,
+    answers.ServerVersion,
+    answers.Tokenized,
+    AnthropicErrorBody,
+    ErrorBody,
+)
+REF = "#/components/schemas/{name}"
+
+
+def _json(model: type) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": REF.format(name=model.__name__)}}}
+
+
+def describe_answer(
+    model: type, *, stream: str | None = None, links: dict[str, Any] | None = None
+) -> dict[int | str, Any]:
+    """A route's ``responses``: ``model`` as JSON and, where ``stream`` says what its events are, server-sent events."""
+    content = _json(model)
+    if stream is not None:
+        content["text/event-stream"] = {"schema": {"type": "string", "description": stream}}
+    described: dict[str, Any] = {"description": (model.__doc__ or "").strip().split("\n\n")[0], "content": content}
+    if links:
+        described["links"] = links
+    return {200: described}
+
+
+def failures(body: type) -> dict[int | str, Any]:
+    """How every route of a router may fail."""
+    refused = "refused: 400 a field, 401 the key, 404 the model or id, 413 the size, 429 too much at once"
+    return {
+        "4XX": {"description": refused, "content": _json(body)},
+        "5XX": {"description": "500 it failed (the log has the id), 503 loading or dead", "content": _json(body)},
+    }
+
+
+def install_openapi(app: FastAPI, *, guarded: bool) -> None:
+    """Let ``app.openapi()`` have the answers' schemas, and the key's where one is needed."""
+
+    def build() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+            _, schemas = msgspec.json.schema_components(ANSWERS, ref_template=REF)
+            components = document.setdefault("components", {})
+            components.setdefault("schemas", {}).update(schemas)
+            if guarded:
+                components["securitySchemes"] = {
+                    "bearer": {"type": "http", "scheme": "bearer"},
+                    "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+                }
+                document["security"] = [{"bearer": []}, {"x-api-key": []}]
+            app.openapi_schema = document
+        return app.openapi_schema
+
+    app.openapi = build  # type: ignore[method-assign]

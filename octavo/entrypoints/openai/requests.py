@@ -1,0 +1,38 @@
+"""DELETE /v1/requests/{id} and GET /load: the requests that are being answered."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from octavo.entrypoints.openai.answers import AbortedRequest, ServerLoad
+from octavo.entrypoints.openai.openapi import describe_answer
+from octavo.entrypoints.openai.routing import server_state
+from octavo.entrypoints.openai.sse import json_response
+from octavo.entrypoints.state import UnknownRequestError
+
+router = APIRouter()
+
+
+@router.delete("/v1/requests/{request_id:path}", response_class=Response, responses=describe_answer(AbortedRequest))
+async def abort_request(request_id: str, request: Request) -> Response:
+    """Abort what is running under an id: that of the response, or the client's own request_id or X-Request-Id.
+
+    Streams and whole answers then end with finish_reason ``abort`` and what they have. Clients may give several
+    requests one id: all of them are aborted.
+    """
+    state = server_state(request)
+    state.ready_engine()
+    aborted = await state.running.abort(request_id)
+    if not aborted:
+        raise UnknownRequestError(f"no running request has the id {request_id[:200]!r}")
+    return json_response(AbortedRequest(id=request_id, aborted=aborted))
+
+
+@router.get("/load", response_class=Response, responses=describe_answer(ServerLoad))
+async def server_load(request: Request) -> Response:
+    """How much this server is doing. All zero while it loads."""
+    state = server_state(request)
+    engine = state.engine
+    running, waiting = (0, 0) if engine is None else (engine.num_running, engine.num_waiting)
+    return json_response(ServerLoad(state.running.count, running, waiting))
