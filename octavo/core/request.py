@@ -17,7 +17,7 @@ import enum
 from collections.abc import Sequence
 
 from octavo.core.kv_cache.hashing import Extra, hash_block
-from octavo.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, TokenLogprobs
+from octavo.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, RequestFault, TokenLogprobs
 
 
 class RequestStatus(enum.Enum):
@@ -162,7 +162,7 @@ class Request:
         prompt_logprobs: list[TokenLogprobs] | None = None,
         finish_reason: FinishReason | None = None,
         stop_reason: int | None = None,
-        error: str | None = None,
+        error: RequestFault | None = None,
     ) -> EngineCoreOutput:
         """The message to the front end; the first one carries the times of queueing and of scheduling."""
         first, self._told_times = not self._told_times, True

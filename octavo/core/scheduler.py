@@ -24,6 +24,7 @@ from octavo.messages import (
     EngineCoreRequest,
     FinishReason,
     ModelRunnerOutput,
+    RequestFault,
     SchedulerOutput,
     SchedulerStats,
 )
@@ -64,6 +65,7 @@ class Scheduler:
         self._rules: list[AdmissionRule] = [MaxNumSeqs(config.max_num_seqs)]
         self._requests: dict[str, Request] = {}  # all that are not finished
         self._running: list[Request] = []  # in order of admission
+        self._failed: list[EngineCoreOutput] = []
         self._finished_ids: list[str] = []  # known to the worker, to be forgotten with the next plan
         self._in_flight: dict[int, tuple[float, list[Scheduled]]] = {}  # by step id: time of planning, contents
         self._next_step_id = 0
@@ -76,11 +78,13 @@ class Scheduler:
             raise ValidationError(f"request id {request.request_id!r} is in use", parameter="request_id")
         self._limits.check(request)
         queued = Request(request, limit=self._limits.end(request), queued_time=self._clock())
-        self._requests[request.request_id] = queued
         self._policy.enqueue(queued)
+        self._requests[request.request_id] = queued
 
     def schedule(self) -> SchedulerOutput:
         """Plan the next step. Every plan that is not empty must be executed, then given to ``update``.
+
+        A request whose planning raises ends alone: see ``take_failed``. Raises InvariantError.
 
         Running requests come first, in the policy's order; each gets what it wants, but one token of the budget is kept
         for each request behind it, so none that can run is skipped. When blocks run out, the policy's victim gives way,
@@ -93,26 +97,55 @@ class Scheduler:
         for index, request in enumerate(order):
             if request.status is not RequestStatus.RUNNING:
                 continue  # gave way to a request before it
-            num_behind = len(order) - 1 - index
-            num_tokens = self._chunk(request.num_wanted, step.tokens_left - num_behind)
-            if num_tokens > 0:
-                block_ids = self._make_room(request, num_tokens, step)
-                if block_ids is not None:
-                    step.add(request, num_tokens, block_ids)
+            try:
+                self._plan(request, len(order) - 1 - index, step)
+            except Exception as error:
+                self._drop(request, error, step)
 
-        for entry in step.scheduled:  # nothing is undone from here on
-            self._kv.share(entry.request)
+        for entry in list(step.scheduled):  # none gives way to another from here on
+            try:
+                self._kv.share(entry.request)
+            except Exception as error:
+                self._drop(entry.request, error, step)
 
         while step.num_preempted == 0:
             waiting = self._policy.peek()
-            if waiting is None or not self._admit(waiting, step):
+            if waiting is None:
                 break
+            try:
+                if not self._admit(waiting, step):
+                    break
+            except Exception as error:
+                self._drop(waiting, error, step)
 
         plan = step.build(self._finished_ids)
         self._finished_ids = []
         if plan.num_scheduled_tokens:
             self._in_flight[plan.step_id] = (self._clock(), list(step.scheduled))
         return plan
+
+    def _plan(self, request: Request, num_behind: int, step: StepBuilder) -> None:
+        """Give a running request its part of the step; ``num_behind`` others still want a token of it."""
+        num_tokens = self._chunk(request.num_wanted, step.tokens_left - num_behind)
+        if num_tokens > 0:
+            block_ids = self._make_room(request, num_tokens, step)
+            if block_ids is not None:
+                step.add(request, num_tokens, block_ids)
+
+    def _drop(self, request: Request, error: Exception, step: StepBuilder) -> None:
+        """Planning ``request`` raised: it leaves the plan and ends alone; its output waits for ``take_failed``.
+
+        An InvariantError is raised again: the books are wrong, so nobody's blocks can be trusted.
+        """
+        if isinstance(error, InvariantError):
+            raise error
+        step.remove(request)
+        self._failed.append(self._fail(request, RequestFault.of(error, "scheduling")))
+
+    def take_failed(self) -> list[EngineCoreOutput]:
+        """The last outputs of requests that ended while a step was planned."""
+        failed, self._failed = self._failed, []
+        return failed
 
     def _chunk(self, num_wanted: int, room: int) -> int:
         """How many of ``num_wanted`` tokens one request gets when ``room`` are left: chunked prefill is this line."""
@@ -168,7 +201,7 @@ class Scheduler:
     def update(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> EngineCoreOutputs:
         """Take in the result of a plan. What it says of requests finished or preempted since is dropped.
 
-        Raises InvariantError if ``result`` belongs to another plan.
+        A request whose part of it raises ends alone. Raises InvariantError, e.g. if ``result`` is of another plan.
         """
         if result.step_id != plan.step_id:
             raise InvariantError(f"result of step {result.step_id} for the plan of step {plan.step_id}")
@@ -179,10 +212,16 @@ class Scheduler:
                 self._restart_sharers(entry)
         outputs = []
         for entry in scheduled:
-            if entry.is_valid:
+            if not entry.is_valid:
+                continue
+            try:
                 output = self._take(entry, result)
-                if output is not None:
-                    outputs.append(output)
+            except InvariantError:
+                raise
+            except Exception as error:
+                output = self._fail(entry.request, RequestFault.of(error, "taking in its token"))
+            if output is not None:
+                outputs.append(output)
         seconds = now - max(planned_at, self._last_update)
         self._last_update = now
         stats = self._report(plan.total_num_scheduled_tokens, seconds)
@@ -238,21 +277,21 @@ class Scheduler:
                 outputs.append(request.output([], finish_reason=FinishReason.ABORT))
         return outputs
 
-    def fail(self, request_ids: Iterable[str], message: str) -> list[EngineCoreOutput]:
+    def fail(self, request_ids: Iterable[str], fault: RequestFault) -> list[EngineCoreOutput]:
         """End requests with an error; what they computed is not shared. Ids that are not here are ignored.
 
         After a plan that raised, its blocks hold anything: fail the requests of that plan and of all plans in flight
         after it. Neither kind of plan is then given to ``update``.
         """
-        outputs = [self._fail(self._requests[i], message) for i in request_ids if i in self._requests]
+        outputs = [self._fail(self._requests[i], fault) for i in request_ids if i in self._requests]
         for step_id, (_, scheduled) in list(self._in_flight.items()):
             if not any(entry.is_valid for entry in scheduled):
                 del self._in_flight[step_id]
         return outputs
 
-    def _fail(self, request: Request, message: str) -> EngineCoreOutput:
+    def _fail(self, request: Request, fault: RequestFault) -> EngineCoreOutput:
         self._finish(request, spoiled=True)
-        return request.output([], finish_reason=FinishReason.ERROR, error=message)
+        return request.output([], finish_reason=FinishReason.ERROR, error=fault)
 
     def _finish(self, request: Request, *, spoiled: bool = False) -> None:
         if request.status is RequestStatus.RUNNING:
@@ -327,9 +366,9 @@ class Scheduler:
             raise InvariantError(f"{pending} tokens are being sampled, but requests wait for another number")
 
 
-def _error(entry: Scheduled, result: ModelRunnerOutput) -> str | None:
+def _error(entry: Scheduled, result: ModelRunnerOutput) -> RequestFault | None:
     """Why the entry's request failed in this step, if it did."""
     request_id = entry.request.request_id
     if request_id not in result.errors and entry.samples and not result.sampled_token_ids.get(request_id):
-        return "the worker returned no token"
+        return RequestFault("internal error: no token was sampled")
     return result.errors.get(request_id)

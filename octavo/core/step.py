@@ -54,9 +54,13 @@ class StepBuilder:
         self.tokens_left -= num_tokens
 
     def undo(self, victim: Request) -> None:
-        """``victim`` is being preempted: take it out of the plan, if it is in, and give its tokens back."""
+        """``victim`` is being preempted: as :meth:`remove`, and counted."""
         self.num_preempted += 1
-        entry = self._scheduled.pop(victim.request_id, None)
+        self.remove(victim)
+
+    def remove(self, request: Request) -> None:
+        """Take ``request`` out of the plan, if it is in, and give its tokens back."""
+        entry = self._scheduled.pop(request.request_id, None)
         if entry is not None:
             self.tokens_left += entry.num_tokens
 

@@ -119,8 +119,8 @@ class AsyncLLM:
         collector = OutputCollector(request.sampling_params.output_kind)
         parent = ParentRequest(request_id, prompt, request, collector.put)
         self._collectors[parent] = collector
-        self._output.add(parent)
         try:
+            self._output.add(parent)
             self._client.submit(parent.children)
             while not parent.finished or collector:
                 output = await collector.get()

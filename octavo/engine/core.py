@@ -20,7 +20,7 @@ import msgspec
 from octavo.config import EngineConfig
 from octavo.core.admission import max_tokens_that_fit
 from octavo.core.scheduler import Scheduler
-from octavo.exceptions import ConfigError, EngineDeadError, ValidationError
+from octavo.exceptions import ConfigError, EngineDeadError
 from octavo.executor.base import Executor
 from octavo.messages import (
     EngineCoreOutput,
@@ -29,6 +29,7 @@ from octavo.messages import (
     EngineInfo,
     FinishReason,
     ModelRunnerOutput,
+    RequestFault,
     SchedulerOutput,
     SchedulerStats,
 )
@@ -129,14 +130,16 @@ class EngineCore:
     # ---- requests
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Queue a request. One that can never run ends with an ERROR output of the next step."""
+        """Queue a request. One that can never run, or cannot be queued, ends with an ERROR output of the next step."""
         try:
             self._scheduler.add_request(request)
-        except ValidationError as error:
-            refusal = EngineCoreOutput(
-                request_id=request.request_id, finish_reason=FinishReason.ERROR, error=str(error)
-            )
-            self._pending.append(refusal)
+        except Exception as error:
+            self.refuse(request.request_id, RequestFault.of(error, "queueing"))
+
+    def refuse(self, request_id: str, fault: RequestFault) -> None:
+        """End a request that could not be taken in: the next step has its ERROR output."""
+        refusal = EngineCoreOutput(request_id=request_id, finish_reason=FinishReason.ERROR, error=fault)
+        self._pending.append(refusal)
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Free the blocks of these requests now; their ABORT outputs come with the next step. Unknown ids are ignored.
@@ -172,6 +175,7 @@ class EngineCore:
     def _schedule_ahead(self) -> None:
         while len(self._in_flight) < self._depth and self._scheduler.has_requests():
             plan = self._scheduler.schedule()
+            self._pending += self._scheduler.take_failed()
             if not plan.num_scheduled_tokens and not plan.finished_request_ids:
                 if self._in_flight or self._pending or self._stats_due:
                     return  # nothing more until a step in flight ends
@@ -201,7 +205,7 @@ class EngineCore:
             later, future = self._in_flight.popleft()
             future.exception()  # wait for its end; whatever it computed is void
             request_ids |= set(later.num_scheduled_tokens)
-        self._pending += self._scheduler.fail(sorted(request_ids), f"{type(error).__name__}: {error}")
+        self._pending += self._scheduler.fail(sorted(request_ids), RequestFault.of(error, "running the model"))
 
     def _collect(self, outputs: EngineCoreOutputs | None) -> EngineCoreOutputs:
         """A step's outputs (None: no step was finished) behind those made between steps."""

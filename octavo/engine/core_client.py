@@ -24,7 +24,7 @@ import zmq.asyncio
 from octavo import exceptions
 from octavo.config import EngineConfig
 from octavo.engine.core import EngineCore, PhaseClock
-from octavo.engine.wire import Failure, Launch, Message, PackedCommand, frame
+from octavo.engine.wire import Command, Failure, Launch, Message, PackedRequest, frame
 from octavo.exceptions import EngineDeadError, FormatError, ModelError, OctavoError
 from octavo.messages import EngineCoreOutputs, EngineCoreRequest, EngineInfo
 
@@ -85,7 +85,7 @@ class AsyncCoreClient:
         self._loop = asyncio.get_running_loop()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Message)
-        self._requests: list[msgspec.Raw] = []
+        self._requests: list[PackedRequest] = []
         self._abort_ids: list[str] = []
         self._loaded = False
         self._closing = False
@@ -185,14 +185,14 @@ class AsyncCoreClient:
 
         Raises what msgpack raises for a request that it cannot carry; nothing of this call is sent then.
         """
-        packed = [msgspec.Raw(self._encoder.encode(request)) for request in requests]
+        packed = [PackedRequest(one.request_id, msgspec.Raw(self._encoder.encode(one))) for one in requests]
         if not self._requests and not self._abort_ids:
             self._loop.call_soon(self._flush)
         self._requests += packed
         self._abort_ids += abort_ids
 
     def _flush(self) -> None:
-        command = PackedCommand(requests=self._requests, abort_ids=self._abort_ids)
+        command = Command(requests=self._requests, abort_ids=self._abort_ids)
         self._requests, self._abort_ids = [], []
         if not self._closing:
             self._commands.send(self._encoder.encode(command), zmq.NOBLOCK)
@@ -207,7 +207,7 @@ class AsyncCoreClient:
         self._closing = True
         self.error = self.error or EngineDeadError("the engine is shut down")
         if self._loaded:
-            self._commands.send(self._encoder.encode(PackedCommand(shutdown=True)), zmq.NOBLOCK)
+            self._commands.send(self._encoder.encode(Command(shutdown=True)), zmq.NOBLOCK)
         else:
             self._process.kill()  # busy loading, it would not listen
         try:

@@ -20,9 +20,16 @@ import msgspec
 import zmq
 
 from octavo.engine.core import EngineCore, PhaseClock
-from octavo.engine.wire import LENGTH_BYTES, Command, Failure, Launch, Message
+from octavo.engine.wire import LENGTH_BYTES, Command, Failure, Launch, Message, PackedRequest
 from octavo.exceptions import OctavoError
-from octavo.messages import EngineCoreOutputs, SchedulerStats
+from octavo.messages import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    FinishReason,
+    RequestFault,
+    SchedulerStats,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +69,7 @@ class CoreProcess:
     def __init__(self, launch: Launch):
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Command)
+        self._request_decoder = msgspec.msgpack.Decoder(EngineCoreRequest)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._commands = context.socket(zmq.PULL)
         self._messages = context.socket(zmq.PUSH)
@@ -86,8 +94,24 @@ class CoreProcess:
                 self._step(core)
 
     def _step(self, core: EngineCore) -> None:
-        outputs: EngineCoreOutputs = core.step()
-        self.send(Message(outputs=outputs))
+        outputs = core.step()
+        try:
+            self.send(Message(outputs=outputs))
+        except Exception as error:  # some output of it cannot be packed; nothing has been sent
+            self.send(Message(outputs=self._without_unsendable(core, outputs, error)))
+
+    def _without_unsendable(self, core: EngineCore, outputs: EngineCoreOutputs, error: Exception) -> EngineCoreOutputs:
+        """``outputs`` with an error in place of each that no message can carry; its request ends in the core too."""
+        fault, sound = RequestFault.of(error, "sending its output"), []
+        for output in outputs.outputs:
+            try:
+                self._encoder.encode(output)
+            except Exception:
+                core.abort([output.request_id])
+                reason = FinishReason.ERROR
+                output = EngineCoreOutput(request_id=output.request_id, finish_reason=reason, error=fault)
+            sound.append(output)
+        return msgspec.structs.replace(outputs, outputs=sound)
 
     def _take_commands(self, core: EngineCore) -> bool:
         """Apply all commands that have arrived, waiting for one if there is no work. False: shut down."""
@@ -102,9 +126,17 @@ class CoreProcess:
             if command.shutdown:
                 return False
             for request in command.requests:
-                core.add_request(request)
+                self._add(core, request)
             if command.abort_ids:
                 core.abort(command.abort_ids)
+
+    def _add(self, core: EngineCore, request: PackedRequest) -> None:
+        try:
+            unpacked = self._request_decoder.decode(request.packed)
+        except Exception as error:
+            core.refuse(request.request_id, RequestFault.of(error, "reading it"))
+        else:
+            core.add_request(unpacked)
 
 
 def build_core(launch: Launch, process: CoreProcess, started: float) -> EngineCore:

@@ -37,10 +37,13 @@ class OutputCollector:
         return self._output is not None
 
     def put(self, output: RequestOutput) -> None:
-        """Add an output. Never blocks."""
-        if self._output is not None and self._kind == RequestOutputKind.DELTA:
-            output = self._merged(self._output, output)
-        self._output = output
+        """Add an output. Never blocks, and never raises: a fault in here is the consumer's to hear."""
+        try:
+            if self._output is not None and self._kind == RequestOutputKind.DELTA:
+                output = self._merged(self._output, output)
+            self._output = output
+        except Exception as error:
+            self._error = error
         self._wake()
 
     def fail(self, error: Exception) -> None:

@@ -1,12 +1,14 @@
 """From the core's tokens to the caller's text: detokenising, stop strings, logprobs, and the times of each request.
 
-One fault here (a detokeniser's exception) ends one request. Knows nothing of sockets, event loops or HTTP.
+One fault here (a detokeniser's exception) ends one request. Every request that fails, wherever it did, is one line in
+the log, written here: error id, the caller's id, the engine's, the cause. Knows nothing of sockets or HTTP.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -18,6 +20,7 @@ from octavo.messages import (
     EngineCoreOutputs,
     EngineCoreRequest,
     FinishReason,
+    RequestFault,
     RequestOutputKind,
     TokenLogprobs,
 )
@@ -85,7 +88,7 @@ class OutputProcessor:
             )
 
     def process(self, outputs: EngineCoreOutputs) -> Processed:
-        """Apply one step's outputs. Those of sequences that have already ended here are ignored."""
+        """Apply one step's outputs. Those of sequences that have already ended here are ignored. Never raises."""
         processed = Processed([], IterationStats())
         for output in outputs.outputs:
             sample = self._samples.get(output.request_id)
@@ -94,21 +97,24 @@ class OutputProcessor:
             try:
                 self._apply(sample, output, outputs.timestamp, processed)
             except Exception as error:
-                logger.error("request %s failed", sample.parent.request_id, exc_info=error)
-                if output.request_id not in self._samples:
-                    continue  # it had already ended: its sink failed
                 if output.finish_reason is None:
                     processed.abort_ids.append(output.request_id)
-                self._end(sample, FinishReason.ERROR, str(error) or repr(error), "", 0, processed.iteration)
+                self._break(sample, RequestFault.of(error, "making text of its tokens"), processed.iteration)
         return processed
 
     def end(self, request_ids: Iterable[str], reason: FinishReason, detail: str | None = None) -> IterationStats:
-        """End sequences from this side, e.g. because their caller left; each gets its last output. Unknown ids pass."""
+        """End sequences from this side, e.g. because their caller left; each gets its last output. Unknown ids pass.
+
+        Never raises, so nothing stays behind.
+        """
         iteration = IterationStats()
         for request_id in list(request_ids):
             if sample := self._samples.get(request_id):
-                held = sample.detokenizer.update([], True).delta if sample.detokenizer else ""
-                self._end(sample, reason, detail, held, 0, iteration)
+                try:
+                    held = sample.detokenizer.update([], True).delta if sample.detokenizer else ""
+                    self._end(sample, reason, detail, held, 0, iteration)
+                except Exception as error:
+                    self._break(sample, RequestFault.of(error, "ending it"), iteration)
         return iteration
 
     def end_all(self, reason: FinishReason, detail: str | None = None) -> IterationStats:
@@ -124,7 +130,7 @@ class OutputProcessor:
         sample.token_ids += new_ids
         reason, stop_reason = output.finish_reason, output.stop_reason
         if reason == FinishReason.ERROR:
-            stop_reason = output.error
+            stop_reason = told(sample, output.error or RequestFault("internal error"))
         delta = ""
         if sample.detokenizer is not None:
             shown = new_ids
@@ -151,10 +157,20 @@ class OutputProcessor:
         iteration: IterationStats,
     ) -> None:
         """Forget the sequence, count it, and emit its last output."""
-        del self._samples[sample.request.request_id]
         completion = self._completion(sample, delta, num_new, reason.value, stop_reason)
+        del self._samples[sample.request.request_id]
         self._emit(sample, completion)
         iteration.finished.append(_finished(sample, reason))
+
+    def _break(self, sample: Sample, fault: RequestFault, iteration: IterationStats) -> None:
+        """End a sequence whose output cannot be made: its last one says why, and has no text."""
+        reason = told(sample, fault)
+        if self._samples.pop(sample.request.request_id, None) is None:
+            return  # it had ended already
+        index = sample.request.sample_index
+        bare = CompletionOutput(index, "", [], finish_reason=FinishReason.ERROR.value, stop_reason=reason)
+        sample.parent.emit(bare, sample.metrics, sample.num_cached_tokens, None)
+        iteration.finished.append(_finished(sample, FinishReason.ERROR))
 
     def _completion(
         self, sample: Sample, delta: str, num_new: int, reason: str | None, stop_reason: int | str | None
@@ -226,6 +242,14 @@ class OutputProcessor:
         else:
             iteration.inter_token_seconds.append(now - metrics.last_token_time)
         metrics.last_token_time = now
+
+
+def told(sample: Sample, fault: RequestFault) -> str:
+    """What the client is told of a fault, after the log has been: both name the same error id."""
+    error_id = uuid.uuid4().hex
+    child, parent = sample.request.request_id, sample.parent.request_id
+    logger.error("error %s: request %s (%s) failed: %s", error_id, parent, child, fault.cause or fault.message)
+    return f"{fault.message} (error id {error_id})"
 
 
 def _finished(sample: Sample, reason: FinishReason) -> FinishedRequest:

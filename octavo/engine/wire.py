@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from octavo.config import EngineConfig
-from octavo.messages import EngineCoreOutputs, EngineCoreRequest, EngineInfo
+from octavo.messages import EngineCoreOutputs, EngineInfo
 
 LENGTH_BYTES = 8
 
@@ -36,18 +36,17 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         return f"ipc://{self.folder}/messages"
 
 
+class PackedRequest(msgspec.Struct, frozen=True, array_like=True):
+    """A request, packed and unpacked by itself: one that cannot be is nobody else's fault."""
+
+    request_id: str
+    packed: msgspec.Raw  # an EngineCoreRequest
+
+
 class Command(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Front end to core. Requests are added before ids are aborted."""
 
-    requests: list[EngineCoreRequest] = []
-    abort_ids: list[str] = []
-    shutdown: bool = False
-
-
-class PackedCommand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """:class:`Command` as the front end writes it: each request is encoded as it comes, so a fault stays its own."""
-
-    requests: list[msgspec.Raw] = []
+    requests: list[PackedRequest] = []
     abort_ids: list[str] = []
     shutdown: bool = False
 

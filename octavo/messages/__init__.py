@@ -12,6 +12,7 @@ from octavo.messages.engine import (
     SchedulerStats,
     TokenLogprobs,
 )
+from octavo.messages.fault import RequestFault
 from octavo.messages.kv_cache import KVCacheSpec
 from octavo.messages.sampling_params import RequestOutputKind, SamplingParams
 from octavo.messages.step import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
@@ -27,6 +28,7 @@ __all__ = [
     "KVCacheSpec",
     "ModelRunnerOutput",
     "NewRequestData",
+    "RequestFault",
     "RequestOutputKind",
     "SamplingParams",
     "SchedulerOutput",

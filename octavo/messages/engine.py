@@ -6,6 +6,7 @@ import enum
 
 import msgspec
 
+from octavo.messages.fault import RequestFault
 from octavo.messages.sampling_params import SamplingParams
 
 
@@ -51,7 +52,7 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     new_prompt_logprobs: list[TokenLogprobs] | None = None  # positions 1.. of the prompt, as they are computed
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the stop token id that matched; None for EOS
-    error: str | None = None  # set with finish_reason ERROR
+    error: RequestFault | None = None  # set with finish_reason ERROR
     num_cached_tokens: int = 0  # prompt tokens taken from the prefix cache (valid from the first output on)
     queued_time: float | None = None  # monotonic seconds, on the first output of a request
     scheduled_time: float | None = None  # first time it was scheduled, on the first output of a request

@@ -12,6 +12,7 @@ from __future__ import annotations
 import msgspec
 
 from octavo.messages.engine import TokenLogprobs
+from octavo.messages.fault import RequestFault
 from octavo.messages.sampling_params import SamplingParams
 
 
@@ -68,4 +69,4 @@ class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True):
     sampled_token_ids: dict[str, list[int]] = {}
     logprobs: dict[str, list[TokenLogprobs]] = {}  # one per sampled token, for requests that asked
     prompt_logprobs: dict[str, list[TokenLogprobs]] = {}  # for positions whose predecessor was computed in this step
-    errors: dict[str, str] = {}  # requests that failed alone (NaN logits, a sampler exception)
+    errors: dict[str, RequestFault] = {}  # requests that failed alone (NaN logits, a sampler exception)

@@ -13,12 +13,13 @@ import numpy.typing as npt
 
 from octavo.backends.base import FloatArray, Limits, RowSampler, Runnable, SampledRows, SampleRows
 from octavo.exceptions import RequestError
-from octavo.messages import CachedRequestData, ModelRunnerOutput, SchedulerOutput, TokenLogprobs
+from octavo.messages import CachedRequestData, ModelRunnerOutput, RequestFault, SchedulerOutput, TokenLogprobs
 from octavo.worker.block_tables import BlockTables
 from octavo.worker.input_batch import Chunks, InputBatch, PromptSpan, build_input_batch, split_passes
 from octavo.worker.request_states import RequestStates
 from octavo.worker.sample.rows import sample_rows
 
+PREPARING = "preparing its input"
 NOT_FINITE = "the model returned NaN or infinite logits"
 
 
@@ -36,7 +37,7 @@ class ModelRunner:
         self._tables = BlockTables(limits.max_seqs, limits.max_blocks_per_seq, limits.block_size)
         # Requests that failed here and that the scheduler has not yet told us to forget: plans in flight may still
         # name them. They are left out of the batch and their error is told again.
-        self._failed: dict[str, str] = {}
+        self._failed: dict[str, RequestFault] = {}
 
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step. A request that fails alone gets an entry in ``errors``.
@@ -69,7 +70,7 @@ class ModelRunner:
                 row = self._states.add(new)
                 self._tables.assign(row, new.block_ids)
             except Exception as error:
-                self._failed[new.request_id] = str(error)
+                self._failed[new.request_id] = RequestFault.of(error, PREPARING)
         for cached in plan.cached_requests:
             computed[cached.request_id] = cached.num_computed_tokens
             if cached.new_block_ids and cached.request_id not in self._failed:
@@ -79,11 +80,14 @@ class ModelRunner:
     def _extend(self, cached: CachedRequestData) -> None:
         try:
             self._tables.append(self._states.row_of[cached.request_id], cached.new_block_ids)
-        except RequestError as error:
-            self._failed[cached.request_id] = str(error)
+        except Exception as error:
+            self._failed[cached.request_id] = RequestFault.of(error, PREPARING)
 
     def _chunks(self, scheduled: dict[str, int], computed: dict[str, int]) -> tuple[list[str], Chunks]:
         """The chunk of every scheduled request that has not failed, checked against what is known of it."""
+        for request_id in scheduled:
+            if request_id not in self._failed and not (request_id in computed and request_id in self._states.row_of):
+                self._failed[request_id] = RequestFault(f"internal error while {PREPARING}", "the worker lacks it")
         ids = [request_id for request_id in scheduled if request_id not in self._failed]
         rows = np.array([self._states.row_of[i] for i in ids], np.int64)
         starts = np.array([computed[i] for i in ids], np.int64)
@@ -94,9 +98,8 @@ class ModelRunner:
         if not ok.all():
             for i in np.flatnonzero(~ok):
                 known = int(self._states.num_tokens[rows[i]])
-                self._failed[ids[i]] = (
-                    f"scheduled {counts[i]} tokens from {starts[i]} on, with {known} known and room for {room[i]}"
-                )
+                cause = f"scheduled {counts[i]} tokens from {starts[i]} on, with {known} known and room for {room[i]}"
+                self._failed[ids[i]] = RequestFault(f"internal error while {PREPARING}", cause)
             ids = [ids[i] for i in np.flatnonzero(ok)]
             chunks = Chunks(rows[ok], starts[ok], counts[ok])
         return ids, chunks
@@ -207,7 +210,7 @@ class ModelRunner:
         output.prompt_logprobs.setdefault(request_id, []).extend(entries)
 
     def _fail(self, request_id: str, error: Exception, output: ModelRunnerOutput) -> None:
-        self._failed[request_id] = str(error) or type(error).__name__
+        self._failed[request_id] = RequestFault.of(error, "sampling")
         output.prompt_logprobs.pop(request_id, None)
 
 

@@ -23,6 +23,7 @@ from octavo.messages import (
     FinishReason,
     ModelRunnerOutput,
     NewRequestData,
+    RequestFault,
     SamplingParams,
     SchedulerOutput,
     TokenLogprobs,
@@ -150,7 +151,7 @@ class CheckingWorker:
                 self._write(request_id, plan.num_scheduled_tokens[request_id])
             for request_id in request_ids:
                 if request_id in self.failing:
-                    output.errors[request_id] = "broken"
+                    output.errors[request_id] = RequestFault("broken")
                 self._compute(request_id, plan.num_scheduled_tokens[request_id], output)
         return output
 
@@ -195,7 +196,7 @@ class CheckingWorker:
 
     def _take_in(self, plan: SchedulerOutput) -> None:
         for request_id in plan.finished_request_ids:
-            del self.states[request_id]
+            self.states.pop(request_id, None)  # unknown if planning its first step failed
         for new in plan.new_requests:
             assert new.request_id not in self.states
             self.states[new.request_id] = _State(new, self.salts.get(new.request_id))
@@ -294,6 +295,7 @@ class Loop:
             runnable = {r.request_id for r in self.scheduler._running if r.num_wanted > 0}
             plan = self.scheduler.schedule()
             self.scheduler.check_invariants()
+            self._receive(self.scheduler.take_failed())
             skipped = runnable - plan.num_scheduled_tokens.keys() - set(plan.finished_request_ids)
             assert not skipped, f"{skipped} could run but got nothing"
             if plan.is_empty:

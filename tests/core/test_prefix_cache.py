@@ -12,7 +12,7 @@ from octavo.config import SchedulerConfig
 from octavo.core.kv_cache.hashing import hash_block
 from octavo.core.kv_cache.manager import KVCacheManager
 from octavo.core.request import Request
-from octavo.messages import FinishReason
+from octavo.messages import FinishReason, RequestFault
 from tests.core.checking_worker import Loop, cache_config, make_request
 
 TOKENS = [1, 2, 3, 4]
@@ -138,7 +138,7 @@ def test_blocks_of_a_broken_request_are_not_shared() -> None:
     for request_id in ("broken", "next"):
         loop.add(make_request(request_id, list(range(12)), max_tokens=2))
         loop.run()
-    assert loop.received["broken"].outputs[-1].error == "broken"
+    assert loop.received["broken"].outputs[-1].error == RequestFault("broken")
     assert loop.received["next"].outputs[-1].num_cached_tokens == 0
 
 

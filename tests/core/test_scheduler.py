@@ -10,7 +10,7 @@ from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler
 from octavo.core.step import StepBuilder
 from octavo.exceptions import ConfigError, InvariantError, ValidationError
-from octavo.messages import FinishReason, ModelRunnerOutput, SchedulerOutput
+from octavo.messages import FinishReason, ModelRunnerOutput, RequestFault, SchedulerOutput
 from tests.core.checking_worker import EOS, ByPriority, Loop, SortedByPriority, cache_config, make_request
 
 
@@ -247,10 +247,13 @@ def test_errors_end_one_request_alone() -> None:
     for request_id in "abc":
         scheduler.add_request(make_request(request_id, [1, 2]))
     plan = scheduler.schedule()
-    result = ModelRunnerOutput(step_id=plan.step_id, sampled_token_ids={"b": [3]}, errors={"a": "NaN in its logits"})
+    result = ModelRunnerOutput(
+        step_id=plan.step_id, sampled_token_ids={"b": [3]}, errors={"a": RequestFault("NaN in its logits")}
+    )
     outputs = {o.request_id: o for o in scheduler.update(plan, result).outputs}
-    assert (outputs["a"].finish_reason, outputs["a"].error) == (FinishReason.ERROR, "NaN in its logits")
-    assert (outputs["c"].finish_reason, outputs["c"].error) == (FinishReason.ERROR, "the worker returned no token")
+    assert (outputs["a"].finish_reason, outputs["a"].error) == (FinishReason.ERROR, RequestFault("NaN in its logits"))
+    assert outputs["c"].finish_reason == FinishReason.ERROR
+    assert "no token" in outputs["c"].error.message
     assert (outputs["b"].finish_reason, outputs["b"].new_token_ids) == (None, [3])
     scheduler.check_invariants()
     assert sorted(scheduler.schedule().finished_request_ids) == ["a", "c"]
@@ -261,10 +264,10 @@ def test_a_plan_that_raised_fails_all_its_requests() -> None:
     scheduler.add_request(make_request("a", [1] * 8))
     scheduler.add_request(make_request("b", [2] * 8))
     plan = scheduler.schedule()
-    outputs = scheduler.fail([*plan.num_scheduled_tokens, "unknown"], "the worker is gone")
+    outputs = scheduler.fail([*plan.num_scheduled_tokens, "unknown"], RequestFault("the worker is gone"))
     assert [(o.request_id, o.finish_reason, o.error) for o in outputs] == [
-        ("a", FinishReason.ERROR, "the worker is gone"),
-        ("b", FinishReason.ERROR, "the worker is gone"),
+        ("a", FinishReason.ERROR, RequestFault("the worker is gone")),
+        ("b", FinishReason.ERROR, RequestFault("the worker is gone")),
     ]
     scheduler.check_invariants()
     scheduler.add_request(make_request("c", [1] * 8))

@@ -140,7 +140,10 @@ def test_a_failed_step_fails_its_requests_and_no_others(tiny_model: str, depth: 
     core.add_request(request("a", [5, 6, 7], max_tokens=20))
     found = run(core)
     assert found["a"][-1].finish_reason == FinishReason.ERROR
-    assert "MemoryError: step 3" in (found["a"][-1].error or "")
+    fault = found["a"][-1].error
+    assert fault is not None
+    assert "MemoryError: step 3" in fault.cause
+    assert "MemoryError" not in fault.message
     for one in (core, expected):
         one.add_request(request("b", [5, 6, 7], max_tokens=20))
     assert tokens(run(core)["b"]) == tokens(run(expected)["b"])

@@ -143,13 +143,20 @@ def test_each_sample_ends_on_its_own(tiny_engine: LLMEngine) -> None:
     assert outputs[-1].outputs[1].finish_reason == "stop"
 
 
-def test_a_detokenizer_that_fails_ends_one_request(tiny_engine: LLMEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_detokenizer_that_fails_ends_one_request(
+    tiny_engine: LLMEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     parents = [tiny_engine.add_request(PROMPT, params()) for _ in range(3)]
     broken = tiny_engine._output._samples[parents[1].child_ids[0]]
     monkeypatch.setattr(broken.detokenizer, "update", lambda ids, finished: 1 // 0)
     outputs = collect(tiny_engine, parents)
     assert outputs[1][-1].outputs[0].finish_reason == "error"
-    assert "division" in str(outputs[1][-1].outputs[0].stop_reason)
+    message = str(outputs[1][-1].outputs[0].stop_reason)
+    assert "division" not in message  # the client learns an id,
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert message.partition("error id ")[2].rstrip(")") in line
+    assert "ZeroDivisionError" in line  # the log the cause
+    assert parents[1].request_id in line
     for fine in (outputs[0], outputs[2]):
         assert fine[-1].outputs[0].finish_reason == "length"
         assert len(fine[-1].outputs[0].token_ids) == 24

@@ -142,7 +142,7 @@ def test_max_model_len_bounds_requests(checkpoint):
         num_scheduled_tokens={"r": 21},
         new_requests=[new_request("r", [1] * 21, SamplingParams(), block_ids=[1, 2])],
     )
-    assert "[1, 20]" in worker.execute_model(plan).errors["r"]
+    assert "[1, 20]" in worker.execute_model(plan).errors["r"].message
 
 
 def test_default_kv_memory_is_the_least_of_its_bounds():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from octavo.backends.base import FloatArray, Runnable, StepInputs
-from octavo.messages import CachedRequestData, SamplingParams, SchedulerOutput, TokenLogprobs
+from octavo.messages import CachedRequestData, RequestFault, SamplingParams, SchedulerOutput, TokenLogprobs
 from octavo.worker.model_runner import NOT_FINITE
 from tests.worker.tiny_model import (
     MAX_LEN,
@@ -185,7 +185,7 @@ def test_a_row_full_to_max_model_len_still_answers():
     out = driver.step({"r": MAX_LEN}, [new_request("r", prompt, PARAMS[0], block_ids=all_blocks(0))])
     assert len(out.sampled_token_ids["r"]) == 1
     out = driver.step({"r": 1})  # a plan in flight when the request ended
-    assert "with 64 known" in out.errors["r"]
+    assert "with 64 known" in out.errors["r"].cause
 
 
 class Poisoned:
@@ -213,11 +213,11 @@ def test_bad_logits_fail_one_request_alone(alone, value):
     everyone = {"r0": 1, "r1": 1, "r3": 1}
     driver.step(everyone)
     out = driver.step(everyone)
-    assert out.errors == {"r1": NOT_FINITE}
+    assert out.errors == {"r1": RequestFault(NOT_FINITE)}
     assert set(out.sampled_token_ids) == {"r0", "r3"}
     # The plan that was in flight still names it: the error again, and no harm to the others.
     out = driver.step(everyone)
-    assert out.errors == {"r1": NOT_FINITE}
+    assert out.errors == {"r1": RequestFault(NOT_FINITE)}
     out = driver.step({"r0": 1, "r3": 1}, finished_request_ids=["r1"])
     assert out.errors == {}
     for _ in range(OUTPUT - 5):
@@ -235,7 +235,7 @@ def test_bad_prompt_logits_fail_without_partial_logprobs(prompt_rows, call):
     out = Driver(runner).step(
         {"r": len(PROMPTS[4])}, [new_request("r", PROMPTS[4], PARAMS[4], block_ids=all_blocks(0))]
     )
-    assert out.errors == {"r": NOT_FINITE}
+    assert out.errors == {"r": RequestFault(NOT_FINITE)}
     assert out.prompt_logprobs == {}
     assert out.sampled_token_ids == {}
 
@@ -254,7 +254,7 @@ def test_a_nan_weight_row_reaches_only_requests_that_read_it():
             new_request("bad", bad, params, block_ids=all_blocks(1)),
         ],
     )
-    assert out.errors == {"bad": NOT_FINITE}
+    assert out.errors == {"bad": RequestFault(NOT_FINITE)}
     assert list(out.sampled_token_ids) == ["good"]
 
 
@@ -272,7 +272,7 @@ def test_sampling_exceptions_fail_one_request_alone():
         ],
     )
     assert set(out.errors) == {"masked", "broken"}
-    assert "no token is left" in out.errors["masked"]
+    assert "no token is left" in out.errors["masked"].message
     assert list(out.sampled_token_ids) == ["fine"]
 
 
@@ -290,7 +290,7 @@ def test_requests_that_cannot_be_added_fail_alone():
     out = driver.step({"fine": 2, "outside": 2, "long": 65, "table": 2, "noroom": 17, "fourth": 2}, new)
     assert list(out.sampled_token_ids) == ["fine"]
     assert set(out.errors) == {"outside", "long", "table", "noroom", "fourth"}
-    assert "rows of the worker are taken" in out.errors["fourth"]
+    assert "rows of the worker are taken" in out.errors["fourth"].message
     out = driver.step({"fourth": 2}, [new[-1]], finished_request_ids=["outside", "long", "table", "noroom", "fourth"])
     assert list(out.sampled_token_ids) == ["fourth"]
 

@@ -1,0 +1,180 @@
+"""A fault of one request, at any stage in the core or before the worker, ends that request alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from octavo.config import SchedulerConfig
+from octavo.core.kv_cache.manager import KVCacheManager
+from octavo.core.request import Request
+from octavo.engine.core import EngineCore
+from octavo.engine.model_limits import apply_model_limits
+from octavo.engine.output_collector import OutputCollector
+from octavo.exceptions import InvariantError, RequestError
+from octavo.executor.factory import make_executor
+from octavo.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, RequestFault, RequestOutputKind
+from octavo.messages.fault import MAX_CAUSE
+from tests.core.checking_worker import Loop, cache_config, make_request
+from tests.engine.tiny_llama import make_config
+
+VICTIM = "r2"
+SECRET = "/home/secret"  # stands for what a client must not see
+
+
+class Trap:
+    """Makes a method of Request raise from its ``nth`` call on, for the victim alone."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str, nth: int) -> None:
+        original: Callable[..., Any] = getattr(Request, name)
+        calls = 0
+
+        def method(request: Request, *args: Any, **kwargs: Any) -> Any:
+            nonlocal calls
+            if request.request_id == VICTIM:
+                calls += 1
+                if calls >= nth:
+                    raise ZeroDivisionError(SECRET)
+            return original(request, *args, **kwargs)
+
+        monkeypatch.setattr(Request, name, method)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("nth", [1, 2, 3, 6])
+@pytest.mark.parametrize("name", ["hashes", "advance", "append", "output"])
+def test_planning_and_taking_in(name: str, nth: int, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker that distrusts the scheduler sees sound plans, and everybody else gets the right tokens."""
+    if name == "output":  # is also how a request says that it failed: only its second use can be a fault of taking in
+        original = Request.output
+
+        def output(request: Request, new: list[int], **kwargs: Any) -> EngineCoreOutput:
+            if request.request_id == VICTIM and new and request.num_output_tokens >= nth:
+                raise ZeroDivisionError(SECRET)
+            return original(request, new, **kwargs)
+
+        monkeypatch.setattr(Request, "output", output)
+    else:
+        Trap(monkeypatch, name, nth)
+    loop = Loop(SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=24), cache_config(4), num_blocks=20, depth=depth)
+    for number in range(6):
+        loop.add(make_request(f"r{number}", [1, 2, 3, 4, 5, 6, 7, 8, 9, number], max_tokens=12))
+    loop.run()
+    loop.check_results()
+    reasons = {request_id: received.finish_reason for request_id, received in loop.received.items()}
+    fault = loop.received[VICTIM].outputs[-1].error
+    if reasons.pop(VICTIM) is FinishReason.ERROR:
+        assert fault is not None
+        assert SECRET not in fault.message
+        assert f"ZeroDivisionError: {SECRET}" in fault.cause
+        assert "test_one_request.py:" in fault.cause
+    else:
+        assert name == "hashes"  # not called that often
+    assert set(reasons.values()) == {FinishReason.LENGTH}
+
+
+def test_an_admission_rule_that_raises() -> None:
+    class Picky:
+        def admits(self, request: Request, running: Sequence[Request]) -> bool:
+            return 1 // (request.request_id != VICTIM) == 1
+
+    loop = Loop(SchedulerConfig(max_num_seqs=2), cache_config(4), num_blocks=20)
+    loop.scheduler._rules.append(Picky())
+    for number in range(5):
+        loop.add(make_request(f"r{number}", [1, 2, 3, number]))
+    loop.run()
+    loop.check_results()
+    assert [r for r, got in loop.received.items() if got.finish_reason is FinishReason.ERROR] == [VICTIM]
+
+
+def test_wrong_books_are_nobodys_own_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An InvariantError is not blamed on a request: the core must end, and its successor begins with a new pool."""
+    loop = Loop(SchedulerConfig(), cache_config(4), num_blocks=20)
+    loop.add(make_request("a", [1, 2, 3]))
+
+    def lost(*_: Any) -> Any:
+        raise InvariantError("a block is lost")
+
+    monkeypatch.setattr(KVCacheManager, "admit", lost)
+    with pytest.raises(InvariantError):
+        loop.step()
+
+
+# ---- the core around the scheduler
+
+
+@pytest.fixture
+def core(tiny_model: str) -> Any:
+    config, vocab_size = apply_model_limits(make_config(tiny_model))
+    one = EngineCore(config, make_executor, vocab_size=vocab_size)
+    yield one
+    one.shutdown()
+
+
+def tiny_request(name: str, prompt: list[int], **changes: Any) -> EngineCoreRequest:
+    return make_request(name, prompt, temperature=0.0, **changes)
+
+
+def run(core: EngineCore) -> dict[str, EngineCoreOutput]:
+    last: dict[str, EngineCoreOutput] = {}
+    while core.has_work():
+        last |= {output.request_id: output for output in core.step().outputs}
+    core.check_invariants()
+    return last
+
+
+def test_queueing(core: EngineCore, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Request.__init__
+
+    def init(self: Request, source: EngineCoreRequest, **kwargs: Any) -> None:
+        if source.request_id == VICTIM:
+            raise KeyError(SECRET)
+        original(self, source, **kwargs)
+
+    monkeypatch.setattr(Request, "__init__", init)
+    for name in ("r1", VICTIM, "r3"):
+        core.add_request(tiny_request(name, [5, 6, 7]))
+    last = run(core)
+    assert {name: output.finish_reason for name, output in last.items()} == {
+        "r1": FinishReason.LENGTH,
+        VICTIM: FinishReason.ERROR,
+        "r3": FinishReason.LENGTH,
+    }
+
+
+def test_when_all_that_was_to_run_has_failed(core: EngineCore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step is empty, but its failure is told, and the core is ready for the next request."""
+    Trap(monkeypatch, "advance", 1)
+    core.add_request(tiny_request(VICTIM, [5, 6, 7]))
+    assert run(core)[VICTIM].finish_reason is FinishReason.ERROR
+    core.add_request(tiny_request("r3", [5, 6, 7]))
+    assert run(core)["r3"].finish_reason is FinishReason.LENGTH
+
+
+# ---- what is told
+
+
+def test_a_fault_tells_the_client_little_and_the_log_all() -> None:
+    fault = RequestFault.of(ValueError("two\nlines \ud800 " + "x" * 5000), "sampling")
+    assert fault.message == "internal error while sampling"
+    assert "\n" not in fault.cause
+    assert fault.cause.encode()  # no lone surrogate
+    assert len(fault.cause) < MAX_CAUSE + 200
+    assert RequestFault.of(RequestError("no token is left"), "sampling") == RequestFault("no token is left")
+
+    class Silent(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    assert "Silent" in RequestFault.of(Silent(), "sampling").cause
+
+
+async def test_outputs_that_cannot_be_merged_are_the_consumers_fault() -> None:
+    collector = OutputCollector(RequestOutputKind.DELTA)
+    collector.put(None)  # type: ignore[arg-type]
+    collector.put("not an output")  # type: ignore[arg-type]
+    collector.put("another")  # type: ignore[arg-type]
+    with pytest.raises(AttributeError):
+        await collector.get()
