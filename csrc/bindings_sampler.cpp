@@ -22,14 +22,15 @@ namespace {
 template <class T, int Dimensions>
 using Array = nb::ndarray<T, nb::ndim<Dimensions>, nb::c_contig, nb::device::cpu>;
 using Logits = Array<const float, 2>;
+using Bits = Array<const uint32_t, 2>;
 
 Rows rows_of(const Logits& array) {
   return {array.data(), int64_t(array.shape(0)), int64_t(array.shape(1))};
 }
 
 /// Results as they are in SampleResult; their sizes follow from `rows`, the bytes of SampleRows.
-void sample(Sampler& sampler, Rows logits, const std::optional<Logits>& adjusted, const Array<const uint8_t, 1>& rows,
-            const Array<int32_t, 1>& token_ids, const Array<int32_t, 1>& ranks, const Array<int32_t, 2>& logprob_ids,
+void sample(Sampler& sampler, Rows logits, const std::optional<Logits>& adjusted, const std::optional<Bits>& masks,
+            const Array<const uint8_t, 1>& rows, const Array<int32_t, 1>& token_ids, const Array<int32_t, 1>& ranks, const Array<int32_t, 2>& logprob_ids,
             const Array<double, 2>& logprobs) {
   const size_t count = token_ids.shape(0), width = logprob_ids.shape(1);
   if (rows.shape(0) != count * sizeof(SampleRow) || ranks.shape(0) != count || logprob_ids.shape(0) != count ||
@@ -40,8 +41,9 @@ void sample(Sampler& sampler, Rows logits, const std::optional<Logits>& adjusted
   std::memcpy(wanted.data(), rows.data(), rows.shape(0));
   const SampleResult result = {token_ids.data(), ranks.data(), logprob_ids.data(), logprobs.data(), int64_t(width)};
   const Rows others = adjusted ? rows_of(*adjusted) : Rows{nullptr, 0, 0};
+  const Masks bits = masks ? Masks{masks->data(), int64_t(masks->shape(0)), int64_t(masks->shape(1))} : Masks{};
   const nb::gil_scoped_release release;
-  sampler.sample(logits, others, wanted, result);
+  sampler.sample(logits, others, bits, wanted, result);
 }
 
 }  // namespace
@@ -58,18 +60,20 @@ void bind_sampler(nb::module_& module) {
            },
            "pool"_a, "isa"_a = "")
       .def("sample",
-           [](Sampler& self, const Logits& logits, const std::optional<Logits>& adjusted, const Bytes& rows,
-              const Ids& token_ids, const Ids& ranks, const IdRows& logprob_ids, const Doubles& logprobs) {
-             sample(self, rows_of(logits), adjusted, rows, token_ids, ranks, logprob_ids, logprobs);
+           [](Sampler& self, const Logits& logits, const std::optional<Logits>& adjusted, const std::optional<Bits>& masks,
+              const Bytes& rows, const Ids& token_ids, const Ids& ranks, const IdRows& logprob_ids,
+              const Doubles& logprobs) {
+             sample(self, rows_of(logits), adjusted, masks, rows, token_ids, ranks, logprob_ids, logprobs);
            },
-           "logits"_a, "adjusted"_a.none(), "rows"_a, "token_ids"_a, "ranks"_a, "logprob_ids"_a, "logprobs"_a)
+           "logits"_a, "adjusted"_a.none(), "masks"_a.none(), "rows"_a, "token_ids"_a, "ranks"_a, "logprob_ids"_a, "logprobs"_a)
       .def("sample_step",
-           [](Sampler& self, const Program& program, const std::optional<Logits>& adjusted, const Bytes& rows,
-              const Ids& token_ids, const Ids& ranks, const IdRows& logprob_ids, const Doubles& logprobs) {
+           [](Sampler& self, const Program& program, const std::optional<Logits>& adjusted, const std::optional<Bits>& masks,
+              const Bytes& rows, const Ids& token_ids, const Ids& ranks, const IdRows& logprob_ids,
+              const Doubles& logprobs) {
              const Rows logits = {program.logits(), program.rows(), program.vocab_size()};
-             sample(self, logits, adjusted, rows, token_ids, ranks, logprob_ids, logprobs);
+             sample(self, logits, adjusted, masks, rows, token_ids, ranks, logprob_ids, logprobs);
            },
-           "program"_a, "adjusted"_a.none(), "rows"_a, "token_ids"_a, "ranks"_a, "logprob_ids"_a, "logprobs"_a,
+           "program"_a, "adjusted"_a.none(), "masks"_a.none(), "rows"_a, "token_ids"_a, "ranks"_a, "logprob_ids"_a, "logprobs"_a,
            "Of the program's last step.");
   module.def("uniform", &uniform, "seed"_a, "sample_index"_a, "position"_a);
 }

@@ -68,15 +68,21 @@ class RowSampler {
  public:
   RowSampler(const SamplingKernels& kernels) : kernels_(kernels) {}
 
-  void sample(Rows logits, Rows adjusted, const SampleRow& row, int64_t index, const SampleResult& result) {
+  void sample(Rows logits, Rows adjusted, Masks masks, const SampleRow& row, int64_t index,
+              const SampleResult& result) {
     prepare(logits.width);
     const float* raw = logits.row(row.logit_row);
-    result.token_ids[index] = -1;
+    result.token_ids[index] = kNotFinite;
     if (!kernels_.scan(raw, n_, maxima_.data())) return;
     int32_t token = row.given_token;
     if (token < 0) {
       const float* x = row.adjusted_row < 0 ? raw : adjusted.row(row.adjusted_row);
+      if (row.mask_row >= 0) x = masked(x, masks.row(row.mask_row));
       if (x != raw) kernels_.scan(x, n_, maxima_.data());
+      if (top() == kLeast) {
+        result.token_ids[index] = kNothingAllowed;
+        return;
+      }
       token = choose(x, row);
       if (x != raw && row.num_logprobs >= 0) kernels_.scan(raw, n_, maxima_.data());
     }
@@ -93,6 +99,21 @@ class RowSampler {
     ids_.resize(n + 16);
     values_.resize(n);
     weights_.resize(std::max(n, kChunkLogits));
+  }
+
+  /// A copy of x with -infinity where the mask has no bit.
+  const float* masked(const float* x, const uint32_t* mask) {
+    masked_.resize(n_);
+    for (int64_t start = 0; start < n_; start += 32) {
+      const uint32_t bits = mask[start / 32];
+      const int64_t size = std::min<int64_t>(32, n_ - start);
+      if (bits == 0) {
+        std::fill_n(masked_.begin() + start, size, kLeast);
+      } else {
+        for (int64_t i = 0; i < size; i++) masked_[start + i] = bits >> i & 1 ? x[start + i] : kLeast;
+      }
+    }
+    return masked_.data();
   }
 
   float top() const { return *std::max_element(maxima_.begin(), maxima_.end()); }
@@ -229,7 +250,7 @@ class RowSampler {
 
   const SamplingKernels& kernels_;
   int64_t n_ = 0;
-  std::vector<float> maxima_, sums_, values_, weights_, sorted_;
+  std::vector<float> maxima_, sums_, values_, weights_, sorted_, masked_;
   std::vector<double> histogram_;
   std::vector<int32_t> ids_;
 };
@@ -241,11 +262,13 @@ Sampler::Sampler(const SamplingKernels& kernels, std::shared_ptr<ThreadPool> poo
 
 Sampler::~Sampler() = default;
 
-void Sampler::sample(Rows logits, Rows adjusted, const std::vector<SampleRow>& rows, const SampleResult& result) {
+void Sampler::sample(Rows logits, Rows adjusted, Masks masks, const std::vector<SampleRow>& rows,
+                     const SampleResult& result) {
   if (adjusted.count > 0 && adjusted.width != logits.width) throw std::invalid_argument("rows differ in width");
+  if (masks.count > 0 && 32 * masks.words < logits.width) throw std::invalid_argument("masks are too narrow");
   for (const SampleRow& row : rows) {
     const bool fits = row.logit_row >= 0 && row.logit_row < logits.count && row.adjusted_row < adjusted.count &&
-                      row.given_token < logits.width && row.num_logprobs < result.width &&
+                      row.mask_row < masks.count && row.given_token < logits.width && row.num_logprobs < result.width &&
                       row.temperature >= 0.0f && row.temperature < std::numeric_limits<float>::infinity();
     if (!fits) throw std::invalid_argument("a row to sample points outside, or its temperature is none");
   }
@@ -253,7 +276,7 @@ void Sampler::sample(Rows logits, Rows adjusted, const std::vector<SampleRow>& r
   const auto sample_share = [&](int thread, int threads) {
     const Range mine = split(count, thread, threads);
     for (int64_t i = mine.first; i < mine.last; i++) {
-      samplers_[thread]->sample(logits, adjusted, rows[i], i, result);
+      samplers_[thread]->sample(logits, adjusted, masks, rows[i], i, result);
     }
   };
   if (count == 1) {

@@ -15,7 +15,7 @@ struct SampleRow {
   uint64_t seed, sample_index, position;
   double top_p;
   float temperature, min_p;
-  int32_t top_k, num_logprobs, given_token, logit_row, adjusted_row, unused;
+  int32_t top_k, num_logprobs, given_token, logit_row, adjusted_row, mask_row;
 };
 static_assert(sizeof(SampleRow) == 64);
 
@@ -25,6 +25,16 @@ struct Rows {
   int64_t count, width;
   const float* row(int64_t i) const { return data + i * width; }
 };
+
+/// One bit per token, bit t % 32 of word t / 32; only tokens whose bit is set may be chosen.
+struct Masks {
+  const uint32_t* data;
+  int64_t count, words;
+  const uint32_t* row(int64_t i) const { return data + i * words; }
+};
+
+/// Instead of a token: what was wrong with the row.
+constexpr int32_t kNotFinite = -1, kNothingAllowed = -2;
 
 /// Where results go: token_ids and ranks [N]; logprob_ids and logprobs [N][width], width 0 if nobody wants any.
 struct SampleResult {
@@ -46,9 +56,11 @@ class Sampler {
   Sampler(const Sampler&) = delete;
   Sampler& operator=(const Sampler&) = delete;
 
-  /// Throws std::invalid_argument if a row points outside of logits, adjusted or the vocabulary. Rows whose logits are
-  /// not all finite get the token -1 and no logprobs. `adjusted` may hold -infinity, but has a finite maximum.
-  void sample(Rows logits, Rows adjusted, const std::vector<SampleRow>& rows, const SampleResult& result);
+  /// Throws std::invalid_argument if a row points outside of logits, adjusted, masks or the vocabulary. Rows whose
+  /// logits are not all finite get the token kNotFinite, rows of which a mask leaves nothing kNothingAllowed; neither
+  /// gets logprobs. `adjusted` may hold -infinity, but has a finite maximum.
+  void sample(Rows logits, Rows adjusted, Masks masks, const std::vector<SampleRow>& rows,
+              const SampleResult& result);
 
  private:
   const SamplingKernels& kernels_;

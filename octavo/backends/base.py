@@ -16,6 +16,10 @@ Int32Array = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 KVDtype = Literal["auto", "bfloat16", "int8"]  # auto: the backend's own
 SampleRows = npt.NDArray[Any]  # of SAMPLE_ROW
+BitArray = npt.NDArray[np.uint32]
+
+# Instead of a sampled token, what was wrong with its row: a logit is NaN or infinite; the mask leaves no token.
+NOT_FINITE, NOTHING_ALLOWED = -1, -2
 
 # What is wanted of one row of logits, in the layout of SampleRow in csrc/program/sampler.h.
 SAMPLE_ROW = np.dtype(
@@ -31,7 +35,7 @@ SAMPLE_ROW = np.dtype(
         ("given_token", np.int32),  # -1: choose one, else its logprobs are wanted
         ("logit_row", np.int32),  # of the logits
         ("adjusted_row", np.int32),  # of ``adjusted``, from which the token is chosen; -1: from the logits themselves
-        ("unused", np.int32),
+        ("mask_row", np.int32),  # of ``masks``, whose tokens alone may be chosen; -1: every token may
     ]
 )
 
@@ -70,7 +74,7 @@ class StepInputs:
 class SampledRows:
     """Of N rows, in their order. W is 1 + the greatest ``num_logprobs``, 0 when nobody wants any."""
 
-    token_ids: Int32Array  # [N]; -1 where a logit is NaN or infinite, and then nothing else is valid
+    token_ids: Int32Array  # [N]; NOT_FINITE or NOTHING_ALLOWED, and then nothing else is valid
     ranks: Int32Array  # [N], 1-based rank of the token among the logits, ties in token id order; valid with logprobs
     logprob_ids: Int32Array  # [N, W]: the token, then the most probable ones; 1 + num_logprobs entries are valid
     logprobs: npt.NDArray[np.float64]  # [N, W], log-softmax of the logits, at least -9999
@@ -87,8 +91,10 @@ class SampledRows:
 class RowSampler(Protocol):
     """A Runnable that also chooses tokens; the worker's own sampler serves those that cannot."""
 
-    def sample(self, rows: SampleRows, adjusted: FloatArray | None) -> SampledRows:
+    def sample(self, rows: SampleRows, adjusted: FloatArray | None, masks: BitArray | None) -> SampledRows:
         """Choose tokens from the logits of the last run. ``adjusted``: [M, vocab_size], rows changed by processors.
+
+        ``masks``: [K, W] with 32 * W >= vocab_size; token t may be chosen if bit t % 32 of word t // 32 is set.
 
         A row's result is a function of its logits and its SAMPLE_ROW alone. -inf in ``adjusted`` excludes a token;
         the maximum of each of its rows is finite. Releases the GIL. Raises KernelError for a row that is not there.

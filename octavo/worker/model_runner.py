@@ -121,9 +121,9 @@ class ModelRunner:
         if batch.prompt_spans:
             rows = np.concatenate([rows, *(self._prompt_rows(span) for span in batch.prompt_spans)])
         if self._sampler is not None:
-            sampled = self._sampler.sample(rows, adjusted)
+            sampled = self._sampler.sample(rows, adjusted, None)
         else:
-            sampled = sample_rows(logits, rows, adjusted)
+            sampled = sample_rows(logits, rows, adjusted, None)
         first = num_sampled
         for span in batch.prompt_spans:
             self._take_prompt_logprobs(span, sampled, rows, first, id_of_row[span.row], output)

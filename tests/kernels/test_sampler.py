@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from octavo.backends.base import SAMPLE_ROW, FloatArray, SampledRows, SampleRows
+from octavo.backends.base import (
+    NOT_FINITE,
+    NOTHING_ALLOWED,
+    SAMPLE_ROW,
+    BitArray,
+    FloatArray,
+    SampledRows,
+    SampleRows,
+)
 from octavo.backends.cpu import _kernels
 from octavo.worker.sample.draw import uniform
 from octavo.worker.sample.rows import sample_rows
@@ -29,7 +37,9 @@ def wanted(count: int, rng: np.random.Generator, **fields: float) -> SampleRows:
     rows = np.zeros(count, SAMPLE_ROW)
     rows["seed"], rows["position"] = rng.integers(0, 2**64, count, np.uint64), rng.integers(0, 2000, count)
     rows["sample_index"], rows["logit_row"] = rng.integers(0, 3, count), np.arange(count)
-    rows["top_p"], rows["given_token"], rows["adjusted_row"], rows["num_logprobs"] = 1.0, -1, -1, -1
+    rows["top_p"] = 1.0
+    for name in ("given_token", "adjusted_row", "mask_row", "num_logprobs"):
+        rows[name] = -1
     for i in range(count):
         for name, value in (fields or KINDS[i % len(KINDS)]).items():
             rows[name][i] = value
@@ -44,11 +54,19 @@ def logits_like(count: int, size: int, rng: np.random.Generator) -> FloatArray:
 
 
 def native(
-    logits: FloatArray, rows: SampleRows, adjusted: FloatArray | None = None, *, isa: str = "", threads: int = 1
+    logits: FloatArray,
+    rows: SampleRows,
+    adjusted: FloatArray | None = None,
+    masks: BitArray | None = None,
+    *,
+    isa: str = "",
+    threads: int = 1,
 ) -> SampledRows:
     out = SampledRows.empty(rows)
     sampler = _kernels.Sampler(_kernels.ThreadPool(threads), isa)
-    sampler.sample(logits, adjusted, rows.view(np.uint8), out.token_ids, out.ranks, out.logprob_ids, out.logprobs)
+    sampler.sample(
+        logits, adjusted, masks, rows.view(np.uint8), out.token_ids, out.ranks, out.logprob_ids, out.logprobs
+    )
     return out
 
 
@@ -67,7 +85,7 @@ def test_tokens_are_those_of_the_numpy_sampler(isa):
         logits, rows = logits_like(count, size, rng), wanted(count, rng)
         rows["top_k"] = np.minimum(rows["top_k"], size)
         np.testing.assert_array_equal(
-            native(logits, rows, isa=isa).token_ids, sample_rows(logits, rows, None).token_ids
+            native(logits, rows, isa=isa).token_ids, sample_rows(logits, rows, None, None).token_ids
         )
 
 
@@ -77,7 +95,7 @@ def test_logprobs_and_ranks_are_those_of_the_numpy_sampler(isa):
     logits, rows = logits_like(200, 4099, rng), wanted(200, rng)
     rows["num_logprobs"] = rng.choice([-1, 0, 1, 5, 20, 4099], 200)
     rows["given_token"][::3] = rng.integers(0, 4099, rows["given_token"][::3].size)
-    got, expected = native(logits, rows, isa=isa), sample_rows(logits, rows, None)
+    got, expected = native(logits, rows, isa=isa), sample_rows(logits, rows, None, None)
     np.testing.assert_array_equal(got.token_ids, expected.token_ids)
     for i, k in enumerate(rows["num_logprobs"].tolist()):
         if k >= 0:
@@ -139,7 +157,50 @@ def test_excluded_tokens_are_never_drawn(isa):
         out = native(logits, rows, adjusted, isa=isa)
         assert set(out.token_ids.tolist()) <= {3, 650}
         assert (out.logprob_ids[:, 1] == logits[0].argmax()).all()  # logprobs are of the logits themselves
-        np.testing.assert_array_equal(out.token_ids, sample_rows(logits, rows, adjusted).token_ids)
+        np.testing.assert_array_equal(out.token_ids, sample_rows(logits, rows, adjusted, None).token_ids)
+
+
+@pytest.mark.parametrize("isa", _kernels.usable_isas())
+@pytest.mark.parametrize("size", [1, 31, 32, 33, 700, 4099])
+def test_a_mask_is_what_minus_infinity_is(isa, size):
+    """Masked rows, of the logits or of adjusted ones, against rows that hold -inf in the places without a bit."""
+    rng = np.random.default_rng(size)
+    count = 60
+    logits, other = logits_like(count, size, rng), logits_like(count, size, rng)
+    other[:, rng.integers(0, size, size // 3)] = -np.inf
+    allowed = rng.random((count, -(-size // 32) * 32)) < rng.choice([0.01, 0.5, 1.0], (count, 1))
+    allowed[np.arange(count), other.argmax(axis=1)] = True  # something is left
+    masks = np.packbits(allowed, axis=1, bitorder="little").view(np.uint32)
+    rows = wanted(count, rng)
+    rows["top_k"], rows["num_logprobs"] = np.minimum(rows["top_k"], size), min(size, 3)
+    rows["adjusted_row"] = np.where(np.arange(count) % 2, np.arange(count), -1)
+    rows["mask_row"] = np.arange(count)[::-1]
+    base = np.where(rows["adjusted_row"][:, None] < 0, logits, other)
+    explicit = rows.copy()
+    explicit["mask_row"], explicit["adjusted_row"] = -1, np.arange(count)
+    expected = np.where(allowed[::-1, :size], base, np.float32(-np.inf))
+    empty = ~np.isfinite(expected.max(axis=1))
+    got, plain = native(logits, rows, other, masks, isa=isa), native(logits, explicit, expected, isa=isa)
+    assert [bits(got, i, rows) for i in np.flatnonzero(~empty)] == [
+        bits(plain, i, rows) for i in np.flatnonzero(~empty)
+    ]
+    assert (got.token_ids[empty] == NOTHING_ALLOWED).all()
+    np.testing.assert_array_equal(got.token_ids, sample_rows(logits, rows, other, masks).token_ids)
+
+
+@pytest.mark.parametrize("isa", _kernels.usable_isas())
+def test_a_mask_without_a_bit_leaves_nothing(isa):
+    rng = np.random.default_rng(6)
+    logits, rows, masks = logits_like(4, 70, rng), wanted(4, rng), np.zeros((1, 3), np.uint32)
+    rows["mask_row"], logits[3, 7] = [-1, 0, 0, 0], np.nan
+    for out in (native(logits, rows, None, masks, isa=isa), sample_rows(logits, rows, None, masks)):
+        assert out.token_ids[0] >= 0
+        assert out.token_ids[1:].tolist() == [NOTHING_ALLOWED, NOTHING_ALLOWED, NOT_FINITE]
+    with pytest.raises(ValueError, match="too narrow"):
+        native(logits, rows, None, masks[:, :2].copy(), isa=isa)
+    rows["mask_row"][1] = 1
+    with pytest.raises(ValueError, match="points outside"):
+        native(logits, rows, None, masks, isa=isa)
 
 
 @pytest.mark.parametrize("isa", _kernels.usable_isas())

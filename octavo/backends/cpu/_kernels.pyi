@@ -115,6 +115,7 @@ class Program:
 
 _Bytes = npt.NDArray[np.uint8]
 _Floats = npt.NDArray[np.float32]
+_Bits = npt.NDArray[np.uint32]
 _Doubles = npt.NDArray[np.float64]
 
 class Sampler:
@@ -125,6 +126,7 @@ class Sampler:
         self,
         logits: _Floats,
         adjusted: _Floats | None,
+        masks: _Bits | None,
         rows: _Bytes,
         token_ids: _Int32,
         ranks: _Int32,
@@ -135,6 +137,7 @@ class Sampler:
         self,
         program: Program,
         adjusted: _Floats | None,
+        masks: _Bits | None,
         rows: _Bytes,
         token_ids: _Int32,
         ranks: _Int32,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from octavo.backends.base import FloatArray, KVDtype, Limits, SampledRows, SampleRows, StepInputs
+from octavo.backends.base import BitArray, FloatArray, KVDtype, Limits, SampledRows, SampleRows, StepInputs
 from octavo.backends.cpu import _kernels
 from octavo.backends.cpu.buffers import View
 from octavo.backends.cpu.lowering import LoweredProgram, lower
@@ -131,13 +131,13 @@ class CpuRunnable:
         logits: FloatArray = self._native.logits()
         return logits
 
-    def sample(self, rows: SampleRows, adjusted: FloatArray | None) -> SampledRows:
+    def sample(self, rows: SampleRows, adjusted: FloatArray | None, masks: BitArray | None) -> SampledRows:
         """See ``RowSampler.sample``: one native call for all rows, on the backend's threads."""
         out = SampledRows.empty(rows)
         data = rows.view(np.uint8)
         try:
             self._sampler.sample_step(
-                self._native, adjusted, data, out.token_ids, out.ranks, out.logprob_ids, out.logprobs
+                self._native, adjusted, masks, data, out.token_ids, out.ranks, out.logprob_ids, out.logprobs
             )
         except (ValueError, TypeError) as error:
             raise KernelError(str(error)) from None

@@ -6,8 +6,9 @@ The reference, and what backends without a sampler of their own use. Knows nothi
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
-from octavo.backends.base import FloatArray, SampledRows, SampleRows
+from octavo.backends.base import NOT_FINITE, NOTHING_ALLOWED, BitArray, FloatArray, SampledRows, SampleRows
 from octavo.worker.sample.draw import inverse_cdf, uniform
 from octavo.worker.sample.logprobs import token_logprobs
 from octavo.worker.sample.min_p import min_p
@@ -38,18 +39,31 @@ def choose(row: FloatArray, want: np.void) -> int:
     return index if ids is None else int(ids[index])
 
 
-def sample_rows(logits: FloatArray, rows: SampleRows, adjusted: FloatArray | None) -> SampledRows:
+def masked(row: FloatArray, mask: npt.NDArray[np.uint32]) -> FloatArray:
+    """A copy of ``row`` with -inf where ``mask`` has no bit."""
+    allowed = np.unpackbits(mask.view(np.uint8), count=row.size, bitorder="little").view(np.bool_)
+    return np.where(allowed, row, np.float32(-np.inf))
+
+
+def sample_rows(
+    logits: FloatArray, rows: SampleRows, adjusted: FloatArray | None, masks: BitArray | None
+) -> SampledRows:
     """See ``RowSampler.sample``; ``logits`` is float32 [R, vocab_size]."""
     out = SampledRows.empty(rows)
     for i, want in enumerate(rows):
         raw = logits[want["logit_row"]]
-        out.token_ids[i] = -1
+        out.token_ids[i] = NOT_FINITE
         if not np.isfinite(raw).all():
             continue
         token, k = int(want["given_token"]), int(want["num_logprobs"])
         if token < 0:
-            other = int(want["adjusted_row"])
-            token = choose(raw if adjusted is None or other < 0 else adjusted[other], want)
+            other, mask = int(want["adjusted_row"]), int(want["mask_row"])
+            row = raw if adjusted is None or other < 0 else adjusted[other]
+            row = row if masks is None or mask < 0 else masked(row, masks[mask])
+            if row.max() == -np.inf:
+                out.token_ids[i] = NOTHING_ALLOWED
+                continue
+            token = choose(row, want)
         out.token_ids[i] = token
         if k >= 0:
             entry = token_logprobs(raw, token, k)

@@ -41,7 +41,7 @@ def sample_row(request: NewRequestData, vocab_size: int) -> SampleRows:
     row["temperature"] = 0.0 if params.greedy else params.temperature
     row["top_k"] = min(params.top_k, vocab_size)
     row["num_logprobs"] = -1 if params.logprobs is None else min(params.logprobs, vocab_size)
-    row["given_token"] = row["adjusted_row"] = -1
+    row["given_token"] = row["adjusted_row"] = row["mask_row"] = -1
     return row
 
 

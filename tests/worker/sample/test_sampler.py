@@ -21,10 +21,10 @@ VOCAB = 40
 def choose(how: str, logits: np.ndarray, rows: SampleRows, adjusted: np.ndarray | None) -> SampledRows:
     """``sample_rows``, or the native sampler of an instruction set."""
     if how == "numpy":
-        return sample_rows(logits, rows, adjusted)
+        return sample_rows(logits, rows, adjusted, None)
     out = SampledRows.empty(rows)
     native = _kernels.Sampler(_kernels.ThreadPool(1), how)
-    native.sample(logits, adjusted, rows.view(np.uint8), out.token_ids, out.ranks, out.logprob_ids, out.logprobs)
+    native.sample(logits, adjusted, None, rows.view(np.uint8), out.token_ids, out.ranks, out.logprob_ids, out.logprobs)
     return out
 
 
