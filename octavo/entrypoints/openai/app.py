@@ -6,15 +6,17 @@ from fastapi import FastAPI
 
 import octavo
 from octavo.entrypoints import health, metrics_endpoint
+from octavo.entrypoints.anthropic import messages
 from octavo.entrypoints.openai import chat, completions, models, requests, tokenize
-from octavo.entrypoints.openai.errors import ErrorBody, install_error_handlers
+from octavo.entrypoints.openai.errors import AnthropicErrorBody, ErrorBody, install_error_handlers
 from octavo.entrypoints.openai.middleware import MAX_BODY_BYTES, ApiKeyGuard, BodyLimit, ErrorShield, HeadAsGet
 from octavo.entrypoints.openai.openapi import failures, install_openapi
+from octavo.entrypoints.openai.responses import router as responses
 from octavo.entrypoints.request_ids import RequestIds
 from octavo.entrypoints.state import ServerState
 
 ROUTERS = (
-    *(chat.router, completions.router, models.router, tokenize.router, requests.router),
+    *(chat.router, completions.router, responses.router, models.router, tokenize.router, requests.router),
     *(health.router, metrics_endpoint.router),
 )
 
@@ -22,9 +24,10 @@ ROUTERS = (
 def build_app(state: ServerState, *, api_key: str | None = None, max_body_bytes: int = MAX_BODY_BYTES) -> FastAPI:
     """The application over ``state``, which may become ready later. No CORS headers are sent."""
     app = FastAPI(title="octavo", version=octavo.__version__)
-    app.state.server, app.state.routers = state, ROUTERS
+    app.state.server, app.state.routers = state, (*ROUTERS, messages.router)
     for router in ROUTERS:
         app.include_router(router, responses=failures(ErrorBody))
+    app.include_router(messages.router, responses=failures(AnthropicErrorBody))
     install_error_handlers(app)
     install_openapi(app, guarded=api_key is not None)
     app.add_middleware(BodyLimit, limit=max_body_bytes)

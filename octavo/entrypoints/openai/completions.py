@@ -92,7 +92,7 @@ async def _prepare(state: ServerState, engine: AsyncLLM, body: CompletionRequest
                 prompt_logprobs=scored if wants_prompt else None,
             )
         )
-    identity = response_id("cmpl", body)
+    identity = response_id("cmpl-", body)
     return CompletionAnswer(Generation(state, body, prompts, params, response_id=identity), body)
 
 

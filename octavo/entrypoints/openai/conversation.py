@@ -187,9 +187,17 @@ def fold(choice: Choice, event: ChatEvent) -> None:
 
 
 async def prepare(
-    state: ServerState, engine: AsyncLLM, request: ChatRequest, *, id_prefix: str = "chatcmpl"
+    state: ServerState,
+    engine: AsyncLLM,
+    request: ChatRequest,
+    *,
+    id_prefix: str = "chatcmpl-",
+    clamp_output: bool = False,
 ) -> Conversation:
-    """Check everything and render the prompt. Raises ValidationError naming the field, before an answer has begun."""
+    """Check everything and render the prompt. Raises ValidationError naming the field, before an answer has begun.
+
+    With ``clamp_output`` the answer may have as many tokens as the context has room for, when more were asked for.
+    """
     field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     requested: int | None = getattr(request, field)
     if requested is not None and requested < 1:
@@ -203,7 +211,8 @@ async def prepare(
         limit=limit if request.truncate_prompt_tokens is None else None,
     )
     token_ids = truncate(token_ids, request.truncate_prompt_tokens, requested or 1, limit)
-    budget = output_budget(len(token_ids), requested, None, limit, prompt_field="messages", field=field)
+    exactly, at_most = (None, requested) if clamp_output else (requested, None)
+    budget = output_budget(len(token_ids), exactly, at_most, limit, prompt_field="messages", field=field)
     params = sampling_params(
         request,
         state.sampling_defaults,

@@ -65,9 +65,9 @@ class AnthropicErrorDetail(msgspec.Struct, frozen=True):
     message: str
 
 
-class AnthropicErrorBody(msgspec.Struct, frozen=True):
-    error: AnthropicErrorDetail
+class AnthropicErrorBody(msgspec.Struct, frozen=True, kw_only=True):
     type: str = "error"
+    error: AnthropicErrorDetail
     request_id: str | None = None
 
 
@@ -81,7 +81,7 @@ def anthropic_error_body(status: int, message: str) -> bytes:
     """Anthropic's JSON body of an error with HTTP ``status``; the message has to name the parameter."""
     kind = ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
     detail = AnthropicErrorDetail(kind, _encodable(message))
-    return msgspec.json.encode(AnthropicErrorBody(detail, request_id=current_request_id.get()))
+    return msgspec.json.encode(AnthropicErrorBody(error=detail, request_id=current_request_id.get()))
 
 
 def _encodable(text: str) -> str:

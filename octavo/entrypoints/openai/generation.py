@@ -172,4 +172,4 @@ class Generation:
 
 def response_id(prefix: str, request: GenerationRequest) -> str:
     """The client's own id, from body or header, is only echoed; inside, every request gets a fresh one."""
-    return f"{prefix}-{request.request_id or current_request_id.get() or uuid.uuid4().hex}"
+    return f"{prefix}{request.request_id or current_request_id.get() or uuid.uuid4().hex}"

@@ -12,8 +12,10 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from octavo.entrypoints.anthropic import answers as messages
 from octavo.entrypoints.openai import answers
 from octavo.entrypoints.openai.errors import AnthropicErrorBody, ErrorBody
+from octavo.entrypoints.openai.responses import answers as responses
 
 ANSWERS: tuple[type, ...] = (
     answers.AbortedRequest,
@@ -28,8 +30,11 @@ ANSWERS: tuple[type, ...] = (
     answers.ServerLoad,
     answers.ServerVersion,
     answers.Tokenized,
-    AnthropicErrorBody,
-    ErrorBody,
+    *(responses.Event, responses.InputTokens, responses.ResponseObject),
+    *(responses.OutputMessage, responses.OutputReasoning, responses.OutputFunctionCall),
+    *(messages.MessageAnswer, messages.MessageEvent, messages.TokensCount),
+    *(messages.TextContent, messages.ThinkingContent, messages.ToolUseContent),
+    *(AnthropicErrorBody, ErrorBody),
 )
 REF = "#/components/schemas/{name}"
 

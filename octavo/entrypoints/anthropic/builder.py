@@ -1,0 +1,151 @@
+"""From the events of a conversation to a message: blocks that open, grow and close, and the events that say so.
+
+An answer that is not streamed is what the same builder has at the end, so the two can never differ.
+
+    message_start  ping
+    content_block_start  content_block_delta ...  content_block_stop     for each block
+    message_delta  message_stop
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic_core import from_json
+
+from octavo.entrypoints.anthropic.answers import (
+    BlockDelta,
+    Content,
+    MessageAnswer,
+    MessageEvent,
+    MessageUsage,
+    StopDelta,
+    TextContent,
+    ThinkingContent,
+    ToolUseContent,
+)
+from octavo.entrypoints.openai.conversation import ChatEvent, Conversation
+from octavo.entrypoints.openai.parsers.base import Delta, Reasoning, ToolCallDelta
+
+STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+class MessageBuilder:
+    """One message on its way. ``max_tokens`` is what the client asked for, which the context may not have room for.
+
+    An event holds the live message: encode it before asking for the next one.
+    """
+
+    def __init__(self, conversation: Conversation, max_tokens: int) -> None:
+        self._conversation, self._max_tokens = conversation, max_tokens
+        self._blocks: list[Content] = []
+        self._open = False
+        self._call: int | None = None  # the index of the call that is open
+        self._arguments = ""
+        self._stop = StopDelta(None, None)
+
+    def start(self) -> Iterator[MessageEvent]:
+        yield MessageEvent(type="message_start", message=self.message())
+        yield MessageEvent(type="ping")
+
+    def feed(self, news: ChatEvent) -> Iterator[MessageEvent]:
+        """The events of ``news``."""
+        for delta in news.deltas:
+            yield from self._grow(delta)
+        if news.finish_reason is not None:
+            if not self._blocks:  # an empty answer still has a block
+                yield from self._open_block(TextContent())
+            yield from self._close()
+            self._stop = self._stopped(news)
+
+    def finish(self) -> Iterator[MessageEvent]:
+        yield MessageEvent(type="message_delta", delta=self._stop, usage=self._usage())
+        yield MessageEvent(type="message_stop")
+
+    def message(self) -> MessageAnswer:
+        """The message as it stands."""
+        return MessageAnswer(
+            id=self._conversation.id,
+            model=self._conversation.model,
+            content=self._blocks,
+            stop_reason=self._stop.stop_reason,
+            stop_sequence=self._stop.stop_sequence,
+            usage=self._usage(),
+        )
+
+    def _stopped(self, news: ChatEvent) -> StopDelta:
+        """Anthropic's reason; what it has no word for (abort, repetition) keeps its own."""
+        reason = news.finish_reason or ""
+        if reason == "stop" and isinstance(news.stop_reason, str):
+            return StopDelta("stop_sequence", news.stop_reason)
+        if reason == "length" and self._conversation.counter.completion_tokens < self._max_tokens:
+            return StopDelta("model_context_window_exceeded", None)
+        return StopDelta(STOP_REASONS.get(reason, reason), None)
+
+    def _usage(self) -> MessageUsage:
+        usage = self._conversation.counter.usage()
+        cached = usage.prompt_tokens_details.cached_tokens
+        return MessageUsage(
+            input_tokens=usage.prompt_tokens - cached,
+            cache_read_input_tokens=cached,
+            output_tokens=usage.completion_tokens,
+        )
+
+    # ---- blocks
+
+    def _grow(self, delta: Delta) -> Iterator[MessageEvent]:
+        """Add ``delta`` to the open block, after closing one of another kind and opening its own where needed."""
+        if isinstance(delta, ToolCallDelta):
+            if not self._open or self._call != delta.index:
+                yield from self._close()
+                identity = delta.id or f"toolu_{uuid.uuid4().hex}"
+                yield from self._open_block(ToolUseContent(id=identity, name=delta.name or ""))
+                self._call, self._arguments = delta.index, ""
+            self._arguments += delta.arguments
+            grown = BlockDelta(type="input_json_delta", partial_json=delta.arguments)
+            more = bool(delta.arguments)
+        else:
+            kind = ThinkingContent if isinstance(delta, Reasoning) else TextContent
+            if not self._open or not isinstance(self._blocks[-1], kind):
+                yield from self._close()
+                yield from self._open_block(kind())
+            block = self._blocks[-1]
+            if isinstance(block, ThinkingContent):
+                block.thinking += delta.text
+                grown = BlockDelta(type="thinking_delta", thinking=delta.text)
+            else:
+                assert isinstance(block, TextContent)
+                block.text += delta.text
+                grown = BlockDelta(type="text_delta", text=delta.text)
+            more = bool(delta.text)
+        if more:
+            yield MessageEvent(type="content_block_delta", index=len(self._blocks) - 1, delta=grown)
+
+    def _open_block(self, block: Content) -> Iterator[MessageEvent]:
+        self._blocks.append(block)
+        self._open = True
+        yield MessageEvent(type="content_block_start", index=len(self._blocks) - 1, content_block=block)
+
+    def _close(self) -> Iterator[MessageEvent]:
+        """Close the block that is open, if any."""
+        if not self._open:
+            return
+        index, block = len(self._blocks) - 1, self._blocks[-1]
+        if isinstance(block, ThinkingContent):
+            signed = BlockDelta(type="signature_delta", signature=block.signature)
+            yield MessageEvent(type="content_block_delta", index=index, delta=signed)
+        elif isinstance(block, ToolUseContent):
+            block.input = _object(self._arguments)
+        self._open, self._call = False, None
+        yield MessageEvent(type="content_block_stop", index=index)
+
+
+def _object(arguments: str) -> dict[str, Any]:
+    """The arguments of a call; of a call that was cut off, as far as they went."""
+    try:
+        value = from_json(arguments, allow_partial="trailing-strings")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

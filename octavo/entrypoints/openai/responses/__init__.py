@@ -1,0 +1,1 @@
+"""The Responses API, stateless: every request brings its whole conversation."""

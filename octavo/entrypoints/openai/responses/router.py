@@ -1,0 +1,118 @@
+"""POST /v1/responses: the events of a conversation in the shapes of OpenAI's Responses API, without its store."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from octavo.entrypoints.openai.conversation import Conversation, prepare
+from octavo.entrypoints.openai.errors import describe
+from octavo.entrypoints.openai.openapi import describe_answer
+from octavo.entrypoints.openai.prompts import encode_chat
+from octavo.entrypoints.openai.responses.answers import Event, InputTokens, ResponseObject
+from octavo.entrypoints.openai.responses.builder import ResponseBuilder
+from octavo.entrypoints.openai.responses.protocol import NAMES, InputRequest, ResponsesRequest, to_chat
+from octavo.entrypoints.openai.routing import JsonRoute, server_state
+from octavo.entrypoints.openai.sse import (
+    CLIENT_CLOSED,
+    EventStream,
+    encode_named_event,
+    json_response,
+    until_disconnect,
+)
+from octavo.entrypoints.openai.translate import renamed
+from octavo.entrypoints.state import NotFoundError, ServerState
+
+logger = logging.getLogger("octavo.server")
+router = APIRouter(route_class=JsonRoute)
+
+STREAM = "`event: TYPE`, `data: Event`, from response.created to response.completed, .incomplete or .failed"
+
+
+@router.post("/v1/responses", response_class=Response, responses=describe_answer(ResponseObject, stream=STREAM))
+async def create_response(body: ResponsesRequest, request: Request) -> Response:
+    """Answer a conversation with items: reasoning, messages, function calls. Nothing is stored."""
+    state = server_state(request)
+    engine = state.ready_engine()
+    state.check_model(body.model)
+    if unknown := body.unknown():
+        logger.debug("ignored unknown fields of a responses request: %s", ", ".join(unknown))
+    with renamed(NAMES):
+        conversation = await prepare(state, engine, to_chat(body), id_prefix="resp_")
+    builder = ResponseBuilder(conversation, _echo(state, body))
+    if body.stream:
+        return EventStream(_events(conversation, builder), lambda error: _encode(builder.fail(describe(error)[1])))
+    answer = await until_disconnect(request.receive, _complete(conversation, builder))
+    return json_response(answer) if answer is not None else Response(status_code=CLIENT_CLOSED)
+
+
+@router.post("/v1/responses/input_tokens", response_class=Response, responses=describe_answer(InputTokens))
+async def count_input_tokens(body: InputRequest, request: Request) -> Response:
+    """How many tokens a request would have the model read."""
+    state = server_state(request)
+    engine = state.ready_engine()
+    state.check_model(body.model)
+    with renamed(NAMES):
+        chat = to_chat(body)
+        tokens = await encode_chat(engine.tokenizer, chat.messages, chat, add_special_tokens=False)
+    return json_response(InputTokens(len(tokens)))
+
+
+@router.get("/v1/responses/{response_id}", response_class=Response)
+async def get_response(response_id: str) -> Response:
+    """Always 404, in words: responses are not stored."""
+    raise NotFoundError(f"responses are not stored on this server, so there is no {response_id[:100]!r}")
+
+
+async def _complete(conversation: Conversation, builder: ResponseBuilder) -> ResponseObject:
+    async with aclosing(conversation.events()) as events:
+        async for news in events:
+            for _ in builder.feed(news):
+                pass
+    return builder.response()
+
+
+async def _events(conversation: Conversation, builder: ResponseBuilder) -> AsyncGenerator[bytes, None]:
+    for event in builder.start():
+        yield _encode(event)
+    async with aclosing(conversation.events()) as events:
+        async for news in events:
+            for event in builder.feed(news):
+                yield _encode(event)
+    yield _encode(builder.finish())
+
+
+def _encode(event: Event) -> bytes:
+    return encode_named_event(event.type, event)
+
+
+def _echo(state: ServerState, body: ResponsesRequest) -> dict[str, Any]:
+    """What a response repeats of its request, with the defaults in force."""
+
+    def in_force(name: str, given: float | None) -> float:
+        return given if given is not None else state.sampling_defaults.get(name, 1.0)
+
+    def plain(model: BaseModel) -> dict[str, Any]:
+        return model.model_dump(exclude_none=True, by_alias=True)
+
+    choice = body.tool_choice or "auto"
+    return {
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "reasoning": {"effort": body.reasoning.effort, "summary": None} if body.reasoning else {"effort": None},
+        "temperature": in_force("temperature", body.temperature),
+        "top_p": in_force("top_p", body.top_p),
+        "text": {"format": {"type": "text"}, **(plain(body.text) if body.text else {})},
+        "tool_choice": choice if isinstance(choice, str) else plain(choice),
+        "tools": [plain(tool) for tool in body.tools or []],
+        "top_logprobs": body.top_logprobs or 0,
+        "user": body.user,
+        "metadata": body.metadata or {},
+    }
