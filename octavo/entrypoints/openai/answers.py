@@ -215,6 +215,13 @@ class RenderedPrompt(msgspec.Struct, frozen=True, kw_only=True):
     sampling_params: dict[str, Any]
 
 
+class RenderedPrompts(msgspec.Struct, frozen=True, kw_only=True):
+    """One for each prompt of a completions request."""
+
+    object: str = "list"
+    data: list[RenderedPrompt]
+
+
 class AbortedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """``aborted`` answers were running under ``id``, and are no more."""
 

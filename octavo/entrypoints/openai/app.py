@@ -7,7 +7,7 @@ from fastapi import FastAPI
 import octavo
 from octavo.entrypoints import health, metrics_endpoint
 from octavo.entrypoints.anthropic import messages
-from octavo.entrypoints.openai import chat, completions, models, requests, tokenize
+from octavo.entrypoints.openai import chat, completions, models, render, requests, tokenize
 from octavo.entrypoints.openai.errors import AnthropicErrorBody, ErrorBody, install_error_handlers
 from octavo.entrypoints.openai.middleware import MAX_BODY_BYTES, ApiKeyGuard, BodyLimit, ErrorShield, HeadAsGet
 from octavo.entrypoints.openai.openapi import failures, install_openapi
@@ -16,8 +16,8 @@ from octavo.entrypoints.request_ids import RequestIds
 from octavo.entrypoints.state import ServerState
 
 ROUTERS = (
-    *(chat.router, completions.router, responses.router, models.router, tokenize.router, requests.router),
-    *(health.router, metrics_endpoint.router),
+    *(chat.router, completions.router, responses.router, models.router, render.router),
+    *(tokenize.router, requests.router, health.router, metrics_endpoint.router),
 )
 
 

@@ -52,14 +52,15 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     state.check_model(body.model)
     if unknown := body.refuse(REFUSED_IN_COMPLETIONS):
         logger.debug("ignored unknown fields of a completions request: %s", ", ".join(unknown))
-    answer = await _prepare(state, engine, body)
+    answer = await prepare(state, engine, body)
     if body.stream:
         return EventStream(answer.chunks())
     whole = await until_disconnect(request.receive, answer.complete())
     return json_response(whole) if whole is not None else Response(status_code=CLIENT_CLOSED)
 
 
-async def _prepare(state: ServerState, engine: AsyncLLM, body: CompletionRequest) -> CompletionAnswer:
+async def prepare(state: ServerState, engine: AsyncLLM, body: CompletionRequest) -> CompletionAnswer:
+    """Check everything and encode the prompts. Raises ValidationError before an answer has begun."""
     requested = body.max_tokens
     if requested is not None and (requested < 0 or (requested == 0 and not body.echo)):
         raise ValidationError(

@@ -28,6 +28,7 @@ from octavo.exceptions import ValidationError
 if TYPE_CHECKING:
     from octavo.engine.async_llm import AsyncLLM
     from octavo.engine.outputs import CompletionOutput, Logprob
+    from octavo.messages import SamplingParams
     from octavo.tokenizer.base import Tokenizer
 
 __all__ = ["ChatAnswer", "ChatEvent", "Choice", "Content", "Conversation", "Delta"]
@@ -126,6 +127,10 @@ class Conversation:
     @property
     def prompt_token_ids(self) -> list[int]:
         return self._generation.prompts[0]
+
+    @property
+    def sampling_params(self) -> SamplingParams:
+        return self._generation.params[0]
 
     @property
     def stream_usage(self) -> tuple[bool, bool]:

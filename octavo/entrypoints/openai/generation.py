@@ -109,7 +109,7 @@ class Generation:
         *,
         response_id: str,
     ) -> None:
-        self.request, self.prompts = request, prompts
+        self.request, self.prompts, self.params = request, prompts, params
         self._state, self._engine = state, state.ready_engine()
         self.tokenizer = self._engine.tokenizer
         self.id, self.model, self.created = response_id, state.model_name, int(time.time())

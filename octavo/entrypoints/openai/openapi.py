@@ -26,6 +26,7 @@ ANSWERS: tuple[type, ...] = (
     answers.ModelCard,
     answers.ModelList,
     answers.RenderedPrompt,
+    answers.RenderedPrompts,
     answers.ServerHealth,
     answers.ServerLoad,
     answers.ServerVersion,

@@ -1,0 +1,51 @@
+"""POST .../render: the prompt that a request would come to, without running it."""
+
+from __future__ import annotations
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from octavo.entrypoints.openai import completions
+from octavo.entrypoints.openai.answers import RenderedPrompt, RenderedPrompts
+from octavo.entrypoints.openai.conversation import Conversation, prepare
+from octavo.entrypoints.openai.generation import Generation
+from octavo.entrypoints.openai.openapi import describe_answer
+from octavo.entrypoints.openai.protocol import REFUSED_IN_CHAT, REFUSED_IN_COMPLETIONS, ChatRequest, CompletionRequest
+from octavo.entrypoints.openai.routing import JsonRoute, server_state
+from octavo.entrypoints.openai.sse import json_response
+from octavo.messages import SamplingParams
+
+router = APIRouter(route_class=JsonRoute)
+
+
+@router.post("/v1/chat/completions/render", response_class=Response, responses=describe_answer(RenderedPrompt))
+async def render_chat_completion(body: ChatRequest, request: Request) -> Response:
+    """What POST /v1/chat/completions would do with this body: prompt, token ids, sampling parameters."""
+    state = server_state(request)
+    engine = state.ready_engine()
+    state.check_model(body.model)
+    body.refuse(REFUSED_IN_CHAT)
+    chat = await prepare(state, engine, body)
+    return json_response(_rendered(chat, chat.prompt_token_ids, chat.sampling_params))
+
+
+@router.post("/v1/completions/render", response_class=Response, responses=describe_answer(RenderedPrompts))
+async def render_completion(body: CompletionRequest, request: Request) -> Response:
+    """What POST /v1/completions would do with this body, prompt by prompt."""
+    state = server_state(request)
+    engine = state.ready_engine()
+    state.check_model(body.model)
+    body.refuse(REFUSED_IN_COMPLETIONS)
+    generation = (await completions.prepare(state, engine, body)).generation
+    pairs = zip(generation.prompts, generation.params, strict=True)
+    return json_response(RenderedPrompts(data=[_rendered(generation, ids, params) for ids, params in pairs]))
+
+
+def _rendered(answer: Conversation | Generation, token_ids: list[int], params: SamplingParams) -> RenderedPrompt:
+    values = msgspec.structs.asdict(params)
+    del values["output_kind"]  # how the engine talks to this server
+    prompt = answer.tokenizer.decode(token_ids, skip_special_tokens=False)
+    return RenderedPrompt(
+        request_id=answer.id, model=answer.model, prompt=prompt, token_ids=token_ids, sampling_params=values
+    )
