@@ -1,8 +1,8 @@
 """Flags and keyword arguments, generated from the fields of the config dataclasses.
 
 A field's metadata says how it becomes a flag: ``help``, ``positional``, ``size`` (bytes, "2GiB"), ``tokens`` ("32k"),
-``env`` (a variable read when the flag is absent). Defaults stay in the dataclasses: an absent flag is simply not passed
-on. Knows nothing of files, hardware or models; see ``resolve.py`` for those.
+``json`` (an object), ``env`` (a variable read when the flag is absent). Defaults stay in the dataclasses: an absent
+flag is simply not passed on. Knows nothing of files, hardware or models; see ``resolve.py`` for those.
 """
 
 from __future__ import annotations
@@ -10,13 +10,22 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import json
 import os
 import re
 import types
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from octavo.config import BackendConfig, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
+from octavo.config import (
+    BackendConfig,
+    CacheConfig,
+    EngineConfig,
+    ModelConfig,
+    SamplingConfig,
+    SchedulerConfig,
+    ServerConfig,
+)
 from octavo.exceptions import ConfigError
 
 SECTIONS: dict[str, type] = {
@@ -24,6 +33,7 @@ SECTIONS: dict[str, type] = {
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
     "backend": BackendConfig,
+    "sampling": SamplingConfig,
 }
 
 _SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]{1,2})?)\s*([kmgt]?)(i?b?)\s*", re.IGNORECASE)
@@ -48,6 +58,17 @@ def parse_tokens(text: str) -> int:
     return int(float(match[1]) * 1024 ** _POWER[match[2].lower()])
 
 
+def parse_json(text: str) -> dict[str, Any]:
+    """A JSON object."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{text!r} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{text!r} is not a JSON object")
+    return value
+
+
 def _unwrap(annotation: Any) -> tuple[Any, bool]:
     """(type without None, whether None is allowed)."""
     if get_origin(annotation) in (Union, types.UnionType):
@@ -62,6 +83,8 @@ def _converter(metadata: Mapping[str, Any], kind: Any) -> Callable[[str], Any]:
         convert = parse_size
     elif metadata.get("tokens"):
         convert = parse_tokens
+    elif metadata.get("json"):
+        convert = parse_json
 
     def parse(text: str) -> Any:
         try:
@@ -121,13 +144,15 @@ def _check_kind(field: dataclasses.Field[Any], annotation: Any, value: Any) -> A
         return parse_size(value)
     if isinstance(value, str) and field.metadata.get("tokens"):
         return parse_tokens(value)
+    if isinstance(value, str) and field.metadata.get("json"):
+        return parse_json(value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if get_origin(kind) is Literal:
         ok, expected = value in get_args(kind), " or ".join(map(str, get_args(kind)))
     else:
-        ok = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-        expected = kind.__name__
+        ok = isinstance(value, get_origin(kind) or kind) and (kind is bool or not isinstance(value, bool))
+        expected = (get_origin(kind) or kind).__name__
     if not ok:
         raise ConfigError(f"{field.name} = {value!r}: must be {expected}")
     return value

@@ -208,8 +208,14 @@ class Serving:
 
         self.state.phase = "find the model"
         config: EngineConfig = await call_in_thread(resolve)
-        defaults = read_sampling_defaults(config.model.model)
-        engine = await AsyncLLM.create(config, self._on_phase)
+        creating = asyncio.create_task(AsyncLLM.create(config, self._on_phase))
+        try:  # meanwhile
+            defaults = await asyncio.to_thread(read_sampling_defaults, config.model.model, config.sampling)
+        except BaseException:
+            creating.cancel()
+            await asyncio.gather(creating, return_exceptions=True)
+            raise
+        engine = await creating
         self.state.sampling_defaults = defaults
         self.state.system_fingerprint = fingerprint(config, engine.info)
         self.state.engine, self.state.phase = engine, "ready"

@@ -37,12 +37,10 @@ class Session:
         with download_bar() as progress:
             config = resolve_engine_config(config, progress)
         self.model_name = config.model.served_model_name
-        chosen: dict[str, Any] = {"temperature": 0.0, **read_sampling_defaults(config.model.model)}
-        given = {name: getattr(namespace, name) for name in ("temperature", "top_p", "top_k")}
+        chosen: dict[str, Any] = {"temperature": 0.0, **read_sampling_defaults(config.model.model, config.sampling)}
+        given = {name: getattr(namespace, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
         chosen.update({name: value for name, value in given.items() if value is not None})
-        self.params = SamplingParams(
-            **chosen, stop=namespace.stop, max_tokens=namespace.max_tokens, output_kind=RequestOutputKind.DELTA
-        )
+        self.params = SamplingParams(**chosen, stop=namespace.stop, output_kind=RequestOutputKind.DELTA)
         self.engine = LLMEngine(config)
 
     def stream(self, prompt: str | Sequence[int]) -> Iterator[RequestOutput]:

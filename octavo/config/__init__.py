@@ -8,9 +8,12 @@ from octavo.config.engine import (
     BackendConfig,
     CacheConfig,
     EngineConfig,
+    LogprobsMode,
     ModelConfig,
+    SamplingConfig,
     SchedulerConfig,
 )
 from octavo.config.server import ServerConfig
 
-__all__ = ["BackendConfig", "CacheConfig", "EngineConfig", "ModelConfig", "SchedulerConfig", "ServerConfig"]
+__all__ = ["BackendConfig", "CacheConfig", "EngineConfig", "LogprobsMode", "ModelConfig", "SamplingConfig"]
+__all__ += ["SchedulerConfig", "ServerConfig"]

@@ -1,13 +1,16 @@
-"""Configuration of the engine: model, KV cache, scheduler, backend."""
+"""Configuration of the engine: model, KV cache, scheduler, backend, sampling."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from octavo.exceptions import ConfigError
 
 MAX_TOKENS = 2**31 - 1  # of a context, and of a step
+MAX_SAMPLES = 16384  # of one prompt
+
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 
 
 def option(default: Any, help: str, **meta: Any) -> Any:
@@ -120,6 +123,36 @@ class BackendConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SamplingConfig:
+    """What requests may ask of sampling, and where the values come from that they do not bring."""
+
+    max_logprobs: int = option(20, "most logprobs of a token that a request may ask for (-1: the whole vocabulary)")
+    logprobs_mode: LogprobsMode = option(
+        "raw_logprobs", "what logprobs are: the model's own numbers, or those after processors, temperature and filters"
+    )
+    max_n: int = option(128, "most samples of one prompt (n)")
+    max_bad_words: int = option(256, "most bad_words of one request")
+    stream_interval: int = option(1, "least number of tokens between two outputs of a stream")
+    generation_config: str = option(
+        "auto",
+        "default sampling parameters: auto (the model's generation_config.json, or its GGUF file's), vllm (none), or a "
+        "folder with a generation_config.json",
+    )
+    override_generation_config: dict[str, Any] | None = option(
+        None, "default sampling parameters that come before those, as JSON, e.g. '{\"temperature\": 0.5}'", json=True
+    )
+
+    def __post_init__(self) -> None:
+        modes = get_args(LogprobsMode)
+        _require(self.max_logprobs >= -1, "max_logprobs", self.max_logprobs, "-1, 0 or more")
+        _require(self.logprobs_mode in modes, "logprobs_mode", self.logprobs_mode, f"one of {', '.join(modes)}")
+        _require(1 <= self.max_n <= MAX_SAMPLES, "max_n", self.max_n, f"1..{MAX_SAMPLES}")
+        _require(0 <= self.max_bad_words <= 65536, "max_bad_words", self.max_bad_words, "0..65536")
+        _require(self.stream_interval >= 1, "stream_interval", self.stream_interval, "1 or more")
+        _require(self.generation_config != "", "generation_config", "", "auto, vllm or a folder")
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """Everything one engine core needs. Paths and sizes left None are filled in by ``args.resolve``."""
 
@@ -127,3 +160,4 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     backend: BackendConfig = field(default_factory=BackendConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)

@@ -17,7 +17,10 @@ import enum
 from collections.abc import Sequence
 
 from octavo.core.kv_cache.hashing import Extra, hash_block
+from octavo.core.repetition import repetition_detector
 from octavo.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, RequestFault, TokenLogprobs
+
+REPEATED = "repetition_detected"  # vLLM's stop_reason
 
 
 class RequestStatus(enum.Enum):
@@ -37,6 +40,7 @@ class Request:
     """
 
     __slots__ = (
+        "_repetition",
         "_told_times",
         "block_hashes",
         "epoch",
@@ -71,12 +75,13 @@ class Request:
         self.num_confirmed_tokens = 0
         self.num_placeholders = 0
         self.num_preemptions = 0
-        self.num_prompt_logprobs = 0  # positions 1.. of the prompt already sent to the front end
+        self.num_prompt_logprobs = 0  # scored positions of the prompt already sent to the front end
         self.num_cached_tokens = 0  # of the first admission
         self.block_hashes: list[bytes] = []  # of the full blocks of token_ids, as far as somebody asked
         self.queued_time = queued_time
         self.scheduled_time: float | None = None
         self._told_times = False
+        self._repetition = repetition_detector(self.sampling_params.repetition_detection)
 
     @property
     def num_tokens(self) -> int:
@@ -93,10 +98,22 @@ class Request:
         return end - self.num_computed_tokens if end < self.limit else 0
 
     @property
+    def next_scored_position(self) -> int:
+        """First prompt position whose logits have not been scored yet (of a request that wants prompt logprobs)."""
+        return self.sampling_params.prompt_logprob_start + self.num_prompt_logprobs
+
+    @property
     def owes_prompt_logprobs(self) -> bool:
-        """Prompt logprobs were asked for and not all are sent: the logits of every position are needed."""
-        asked = self.sampling_params.prompt_logprobs is not None
-        return asked and self.num_prompt_logprobs < self.num_prompt_tokens - 1
+        """Prompt logprobs were asked for and not all are sent: the logits of those positions are needed."""
+        return self.sampling_params.wants_prompt_logprobs and self.next_scored_position < self.num_prompt_tokens - 1
+
+    @property
+    def num_reusable_tokens(self) -> int:
+        """Leading tokens whose KV may come from the prefix cache; of the others the logits are needed."""
+        if self.sampling_params.skip_reading_prefix_cache:
+            return 0
+        last = len(self.token_ids) - 1
+        return min(last, self.next_scored_position) if self.owes_prompt_logprobs else last
 
     def extras(self, block_index: int) -> Sequence[Extra]:
         """Tagged facts besides the tokens that the KV of a block depends on (the chain carries them onwards)."""
@@ -143,16 +160,19 @@ class Request:
         self.num_computed_tokens = self.num_confirmed_tokens = 0
         self.num_placeholders = 0
 
-    def append(self, token_id: int) -> tuple[FinishReason, int | None] | None:
-        """Add a sampled token; the reason and stop token if it ends the request."""
+    def append(self, token_id: int) -> tuple[FinishReason, int | str | None] | None:
+        """Add a sampled token; the reason, and the stop token or what else stopped it, if it ends the request."""
         self.token_ids.append(token_id)
         params = self.sampling_params
-        if self.num_output_tokens >= params.min_tokens:
-            if token_id in self.source.eos_token_ids and not params.ignore_eos:
-                return FinishReason.STOP, None
-            if token_id in params.stop_token_ids:
-                return FinishReason.STOP, token_id
-        return (FinishReason.LENGTH, None) if len(self.token_ids) >= self.limit else None
+        repeats = self._repetition.feed(token_id)
+        may_stop = self.num_output_tokens >= params.min_tokens
+        if may_stop and token_id in self.source.eos_token_ids and not params.ignore_eos:
+            return FinishReason.STOP, None
+        if may_stop and token_id in params.stop_token_ids:
+            return FinishReason.STOP, token_id
+        if len(self.token_ids) >= self.limit:
+            return FinishReason.LENGTH, None
+        return (FinishReason.REPETITION, REPEATED) if may_stop and repeats else None
 
     def output(
         self,
@@ -161,7 +181,7 @@ class Request:
         logprobs: list[TokenLogprobs] | None = None,
         prompt_logprobs: list[TokenLogprobs] | None = None,
         finish_reason: FinishReason | None = None,
-        stop_reason: int | None = None,
+        stop_reason: int | str | None = None,
         error: RequestFault | None = None,
     ) -> EngineCoreOutput:
         """The message to the front end; the first one carries the times of queueing and of scheduling."""

@@ -185,7 +185,7 @@ class Scheduler:
         block_ids = self._kv.admit(request, prefix, num_tokens)
         if block_ids is None:
             return False
-        if request.num_preemptions == 0 and self._kv.enable_prefix_caching and not request.owes_prompt_logprobs:
+        if request.num_preemptions == 0 and self._kv.enable_prefix_caching and request.num_reusable_tokens:
             self._counters.count_lookup(request.num_prompt_tokens, num_cached)
         self._policy.remove(request)
         self._running.append(request)
@@ -243,7 +243,8 @@ class Scheduler:
 
         prompt_logprobs = None
         if request_id in result.prompt_logprobs:
-            told = request.num_prompt_logprobs - entry.start  # sent before a preemption; position 0 has none
+            first = max(entry.start, request.sampling_params.prompt_logprob_start)
+            told = request.next_scored_position - first  # sent before a preemption
             prompt_logprobs = result.prompt_logprobs[request_id][max(told, 0) :]
             request.num_prompt_logprobs += len(prompt_logprobs)
         if not entry.samples:

@@ -65,7 +65,7 @@ class AsyncLLM:
         self.metrics = EngineMetrics(name, info.max_model_len, cache_info)
         self._client = client
         self._input = InputProcessor(tokenizer, info, config)
-        self._output = OutputProcessor(tokenizer)
+        self._output = OutputProcessor(tokenizer, config.sampling.stream_interval)
         self._collectors: dict[ParentRequest, OutputCollector] = {}
         self._numbers = itertools.count()
         self._closing = False

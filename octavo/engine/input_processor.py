@@ -16,7 +16,6 @@ from octavo.exceptions import ValidationError
 from octavo.messages import EngineCoreRequest, EngineInfo, SamplingParams
 from octavo.tokenizer.base import Tokenizer
 
-MAX_LOGPROBS = 20
 MAX_CACHE_SALT = 1024  # characters
 MAX_PRIORITY = 2**31 - 1  # either way
 _MASK64 = 2**64 - 1
@@ -37,13 +36,11 @@ def derive_seed(config_seed: int, counter: int) -> int:
 class InputProcessor:
     """Validates and completes requests. Not thread-safe: one counter numbers all requests."""
 
-    def __init__(
-        self, tokenizer: Tokenizer, info: EngineInfo, config: EngineConfig, max_logprobs: int = MAX_LOGPROBS
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, info: EngineInfo, config: EngineConfig) -> None:
         self._tokenizer = tokenizer
         self._info = info
         self._seed = config.model.seed
-        self._max_logprobs = max_logprobs
+        self._limits = config.sampling
         self._pool_tokens = max_tokens_that_fit(info.num_blocks, info.block_size)
         chunked, most = config.scheduler.enable_chunked_prefill, config.scheduler.step_tokens
         self._step_tokens = None if chunked else most
@@ -65,7 +62,12 @@ class InputProcessor:
         arrival_time = time.monotonic() if arrival_time is None else arrival_time
         if not isinstance(params, SamplingParams):
             raise ValidationError("sampling_params must be SamplingParams", parameter="sampling_params")
-        params.verify(vocab_size=self._info.vocab_size, max_logprobs=self._max_logprobs)
+        params.verify(vocab_size=self._info.vocab_size, limits=self._limits)
+        if params.thinking_token_budget is not None:
+            raise ValidationError(
+                "thinking_token_budget is not supported: the model's thinking tokens are not known",
+                parameter="thinking_token_budget",
+            )
         if cache_salt is not None and not (isinstance(cache_salt, str) and 1 <= len(cache_salt) <= MAX_CACHE_SALT):
             raise ValidationError(f"cache_salt must have 1 to {MAX_CACHE_SALT} characters", parameter="cache_salt")
         if not isinstance(priority, int) or not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
@@ -76,6 +78,7 @@ class InputProcessor:
             )
         token_ids = self._token_ids(prompt)
         max_tokens = self._check_length(len(token_ids), params.max_tokens)
+        bad_words = self._bad_words(params)
         number = next(self._counter)
         seed = derive_seed(self._seed, number) if params.seed is None else params.seed
         return EngineCoreRequest(
@@ -84,6 +87,7 @@ class InputProcessor:
             sampling_params=self._complete(params, max_tokens, seed),
             arrival_time=arrival_time,
             eos_token_ids=self._tokenizer.eos_token_ids,
+            bad_words_token_ids=bad_words,
             priority=priority,
             cache_salt=cache_salt,
         )
@@ -96,7 +100,30 @@ class InputProcessor:
                 value=params.min_tokens,
             )
         top_k = min(params.top_k, self._info.vocab_size)  # more is no more, and need not fit a machine word
-        return params.replace(max_tokens=max_tokens, seed=seed, top_k=top_k)
+        return params.replace(max_tokens=max_tokens, seed=seed, top_k=top_k, extra_args=None)
+
+    def _bad_words(self, params: SamplingParams) -> list[list[int]]:
+        """Each word as token ids, as it begins a text and as it follows a space.
+
+        Raises ValidationError where these and ``min_tokens`` leave none of the request's ``allowed_token_ids``.
+        """
+        found: dict[tuple[int, ...], None] = {}
+        for word in params.bad_words:
+            bare = word.lstrip(" ")
+            for text in (bare, f" {bare}") if bare else (word,):
+                if ids := self._tokenizer.encode(text, add_special_tokens=False):
+                    found[tuple(ids)] = None
+        if params.allowed_token_ids is not None:
+            barred = {ids[0] for ids in found if len(ids) == 1}
+            if params.min_tokens > 0:
+                barred |= {*params.stop_token_ids, *(() if params.ignore_eos else self._tokenizer.eos_token_ids)}
+            if barred.issuperset(params.allowed_token_ids):
+                raise ValidationError(
+                    "allowed_token_ids must allow a token that bad_words and min_tokens (which bars the ids that end "
+                    "a text) do not bar",
+                    parameter="allowed_token_ids",
+                )
+        return [list(ids) for ids in found]
 
     def _token_ids(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str):

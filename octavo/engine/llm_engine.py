@@ -29,7 +29,7 @@ class LLMEngine:
         self._client = InprocClient(config, on_phase)
         self.info = self._client.info
         self._input = InputProcessor(self.tokenizer, self.info, config)
-        self._output = OutputProcessor(self.tokenizer)
+        self._output = OutputProcessor(self.tokenizer, config.sampling.stream_interval)
         self._news: list[RequestOutput] = []
         self._numbers = itertools.count()
 

@@ -6,9 +6,16 @@ So a slow reader costs no more memory than its own text, and delays nobody. Live
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
-from octavo.engine.outputs import CompletionOutput, RequestOutput
+from octavo.engine.outputs import CompletionOutput, FlatLogprobs, Logprob, RequestOutput
 from octavo.messages import RequestOutputKind
+
+
+def joined(older: Sequence[dict[int, Logprob]], newer: Sequence[dict[int, Logprob]]) -> Sequence[dict[int, Logprob]]:
+    """Both, in the form of the newer one."""
+    both = [*older, *newer]
+    return FlatLogprobs(both) if isinstance(newer, FlatLogprobs) else both
 
 
 def merge_delta(older: CompletionOutput, newer: CompletionOutput) -> CompletionOutput:
@@ -18,7 +25,7 @@ def merge_delta(older: CompletionOutput, newer: CompletionOutput) -> CompletionO
         text=older.text + newer.text,
         token_ids=older.token_ids + newer.token_ids,
         cumulative_logprob=newer.cumulative_logprob,
-        logprobs=None if newer.logprobs is None else [*(older.logprobs or []), *newer.logprobs],
+        logprobs=None if newer.logprobs is None else joined(older.logprobs or [], newer.logprobs),
         finish_reason=newer.finish_reason,
         stop_reason=newer.stop_reason,
     )

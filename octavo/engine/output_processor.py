@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from octavo.engine.detokenizer import IncrementalDetokenizer
-from octavo.engine.outputs import CompletionOutput, Logprob, RequestMetrics
+from octavo.engine.outputs import CompletionOutput, FlatLogprobs, Logprob, RequestMetrics
 from octavo.engine.parallel_sampling import ParentRequest
 from octavo.messages import (
     EngineCoreOutput,
@@ -22,6 +22,7 @@ from octavo.messages import (
     FinishReason,
     RequestFault,
     RequestOutputKind,
+    SamplingParams,
     TokenLogprobs,
 )
 from octavo.metrics.stats import FinishedRequest, IterationStats
@@ -29,7 +30,7 @@ from octavo.tokenizer.base import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-PromptLogprobs = list[dict[int, Logprob] | None]
+PromptLogprobs = list[dict[int, Logprob] | None] | FlatLogprobs
 
 
 @dataclass(slots=True)
@@ -41,11 +42,19 @@ class Sample:
     detokenizer: IncrementalDetokenizer | None
     metrics: RequestMetrics
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[dict[int, Logprob]] | None = None
+    logprobs: list[dict[int, Logprob]] | FlatLogprobs | None = None
     cumulative_logprob: float = 0.0
     prompt_logprobs: PromptLogprobs | None = None
     num_cached_tokens: int = 0
     begun: bool = False  # an output has been emitted
+    interval: int = 1  # tokens between two outputs
+    num_unsent: int = 0  # tokens since the last output, and
+    unsent: list[str] = field(default_factory=list)  # with DELTA, the text shown since
+
+    @property
+    def due(self) -> bool:
+        """Whether enough is new for an output; the first token always is."""
+        return self.num_unsent >= (self.interval if self.begun else 1)
 
 
 @dataclass(slots=True)
@@ -59,8 +68,10 @@ class Processed:
 class OutputProcessor:
     """All running sequences of a front end. Outputs go to the sinks of their ParentRequests."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, stream_interval: int = 1) -> None:
+        """``stream_interval``: least number of tokens between two outputs; a request may ask for more."""
         self._tokenizer = tokenizer
+        self._stream_interval = stream_interval
         self._samples: dict[str, Sample] = {}
         self._token_texts: dict[int, str] = {}  # no larger than the vocabulary
 
@@ -83,8 +94,9 @@ class OutputProcessor:
                 parent=parent,
                 detokenizer=detokenizer,
                 metrics=RequestMetrics(arrival_time=child.arrival_time),
-                logprobs=None if params.logprobs is None else [],
-                prompt_logprobs=None if params.prompt_logprobs is None else [None],
+                logprobs=_new_logprobs(params) if params.wants_logprobs else None,
+                prompt_logprobs=_unscored(child) if params.wants_prompt_logprobs else None,
+                interval=max(params.stream_interval or 1, self._stream_interval),
             )
 
     def process(self, outputs: EngineCoreOutputs) -> Processed:
@@ -111,8 +123,9 @@ class OutputProcessor:
         for request_id in list(request_ids):
             if sample := self._samples.get(request_id):
                 try:
-                    held = sample.detokenizer.update([], True).delta if sample.detokenizer else ""
-                    self._end(sample, reason, detail, held, 0, iteration)
+                    if sample.detokenizer is not None:
+                        sample.unsent.append(sample.detokenizer.update([], True).delta)
+                    self._end(sample, reason, detail, iteration)
                 except Exception as error:
                     self._break(sample, RequestFault.of(error, "ending it"), iteration)
         return iteration
@@ -131,33 +144,32 @@ class OutputProcessor:
         reason, stop_reason = output.finish_reason, output.stop_reason
         if reason == FinishReason.ERROR:
             stop_reason = told(sample, output.error or RequestFault("internal error"))
-        delta = ""
+        sample.num_unsent += len(new_ids)
         if sample.detokenizer is not None:
             shown = new_ids
             if reason == FinishReason.STOP and not sample.request.sampling_params.include_stop_str_in_output:
                 shown = new_ids[:-1]  # the EOS or stop token ends the text and is no part of it
             update = sample.detokenizer.update(shown, reason is not None)
-            delta = update.delta
+            if sample.parent.kind == RequestOutputKind.DELTA:
+                sample.unsent.append(update.delta)
             if update.stop_string is not None:
                 if reason is None:
                     processed.abort_ids.append(output.request_id)
                 reason, stop_reason = FinishReason.STOP, update.stop_string
         if reason is not None:
-            self._end(sample, reason, stop_reason, delta, len(new_ids), processed.iteration)
-        elif new_ids and sample.parent.wants(finished=False):
-            self._emit(sample, self._completion(sample, delta, len(new_ids), None, None))
+            self._end(sample, reason, stop_reason, processed.iteration)
+        elif sample.due and sample.parent.wants(finished=False):
+            self._emit(sample, self._completion(sample, None, None))
 
     def _end(
         self,
         sample: Sample,
         reason: FinishReason,
         stop_reason: int | str | None,
-        delta: str,
-        num_new: int,
         iteration: IterationStats,
     ) -> None:
         """Forget the sequence, count it, and emit its last output."""
-        completion = self._completion(sample, delta, num_new, reason.value, stop_reason)
+        completion = self._completion(sample, reason.value, stop_reason)
         del self._samples[sample.request.request_id]
         self._emit(sample, completion)
         iteration.finished.append(_finished(sample, reason))
@@ -172,13 +184,11 @@ class OutputProcessor:
         sample.parent.emit(bare, sample.metrics, sample.num_cached_tokens, None)
         iteration.finished.append(_finished(sample, FinishReason.ERROR))
 
-    def _completion(
-        self, sample: Sample, delta: str, num_new: int, reason: str | None, stop_reason: int | str | None
-    ) -> CompletionOutput:
-        """What the caller sees of a sample: its last ``num_new`` tokens with DELTA, else all of it."""
+    def _completion(self, sample: Sample, reason: str | None, stop_reason: int | str | None) -> CompletionOutput:
+        """What the caller sees of a sample: with DELTA what is unsent, else all of it."""
         is_delta = sample.parent.kind == RequestOutputKind.DELTA
-        start = len(sample.token_ids) - num_new if is_delta else 0
-        text = delta
+        start = len(sample.token_ids) - sample.num_unsent if is_delta else 0
+        text = "".join(sample.unsent)
         if not is_delta:
             text = sample.detokenizer.text if sample.detokenizer else ""
         return CompletionOutput(
@@ -195,7 +205,8 @@ class OutputProcessor:
         prompt_logprobs = sample.prompt_logprobs
         if sample.begun and sample.parent.kind == RequestOutputKind.DELTA:
             prompt_logprobs = None
-        sample.begun = True
+        sample.begun, sample.num_unsent = True, 0
+        sample.unsent.clear()
         sample.parent.emit(completion, sample.metrics, sample.num_cached_tokens, prompt_logprobs)
 
     # ---- logprobs and times
@@ -205,11 +216,12 @@ class OutputProcessor:
             for entry in output.new_logprobs or []:
                 sample.logprobs.append(self._logprob_map(entry))
                 sample.cumulative_logprob += entry.logprobs[0]
-        if sample.prompt_logprobs is not None and output.new_prompt_logprobs:
-            sample.prompt_logprobs += [self._logprob_map(entry) for entry in output.new_prompt_logprobs]
+        if sample.prompt_logprobs is not None:
+            for entry in output.new_prompt_logprobs or []:
+                sample.prompt_logprobs.append(self._logprob_map(entry))
 
     def _logprob_map(self, entry: TokenLogprobs) -> dict[int, Logprob]:
-        """By token id, the token itself first. It may come again among the top k, with the same values."""
+        """By token id, the token itself first. It may come again among the others, with the same values."""
         return {
             token_id: Logprob(logprob, rank, self._token_text(token_id))
             for token_id, logprob, rank in zip(entry.token_ids, entry.logprobs, entry.ranks)
@@ -250,6 +262,17 @@ def told(sample: Sample, fault: RequestFault) -> str:
     child, parent = sample.request.request_id, sample.parent.request_id
     logger.error("error %s: request %s (%s) failed: %s", error_id, parent, child, fault.cause or fault.message)
     return f"{fault.message} (error id {error_id})"
+
+
+def _new_logprobs(params: SamplingParams) -> list[dict[int, Logprob]] | FlatLogprobs:
+    return FlatLogprobs() if params.flat_logprobs else []
+
+
+def _unscored(request: EngineCoreRequest) -> PromptLogprobs:
+    """Entries of the prompt tokens that get no logprobs: those up to ``prompt_logprob_start``, the first at least."""
+    params = request.sampling_params
+    none = [None] * min(params.prompt_logprob_start + 1, len(request.prompt_token_ids))
+    return FlatLogprobs(none) if params.flat_logprobs else [*none]
 
 
 def _finished(sample: Sample, reason: FinishReason) -> FinishedRequest:

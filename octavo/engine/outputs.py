@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import overload
 
 
 @dataclass(slots=True)
@@ -12,6 +14,54 @@ class Logprob:
     logprob: float
     rank: int
     decoded_token: str
+
+
+class FlatLogprobs(Sequence[dict[int, Logprob]]):
+    """One entry a position, read as a dict of Logprob by token id (empty: the position has none), kept in flat lists.
+
+    So the logprobs of a long answer are a few lists instead of an object a number; a request asks for it by
+    ``flat_logprobs``. Position i is ``start_indices[i] .. end_indices[i] - 1`` of the other four lists.
+    """
+
+    __slots__ = ("decoded_tokens", "end_indices", "logprobs", "ranks", "start_indices", "token_ids")
+
+    def __init__(self, entries: Iterable[dict[int, Logprob] | None] = ()) -> None:
+        self.start_indices: list[int] = []
+        self.end_indices: list[int] = []
+        self.token_ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.ranks: list[int] = []
+        self.decoded_tokens: list[str] = []
+        for entry in entries:
+            self.append(entry)
+
+    def append(self, entry: dict[int, Logprob] | None) -> None:
+        """Add the next position."""
+        self.start_indices.append(len(self.token_ids))
+        for token_id, one in (entry or {}).items():
+            self.token_ids.append(token_id)
+            self.logprobs.append(one.logprob)
+            self.ranks.append(one.rank)
+            self.decoded_tokens.append(one.decoded_token)
+        self.end_indices.append(len(self.token_ids))
+
+    def __len__(self) -> int:
+        return len(self.start_indices)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[int, Logprob]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> FlatLogprobs: ...
+
+    def __getitem__(self, index: int | slice) -> dict[int, Logprob] | FlatLogprobs:
+        if isinstance(index, slice):
+            return FlatLogprobs(self[i] for i in range(*index.indices(len(self))))
+        span = range(self.start_indices[index], self.end_indices[index])
+        return {self.token_ids[i]: Logprob(self.logprobs[i], self.ranks[i], self.decoded_tokens[i]) for i in span}
+
+    def __repr__(self) -> str:
+        return f"FlatLogprobs({len(self)} positions, {len(self.token_ids)} numbers)"
 
 
 @dataclass(slots=True)
@@ -32,15 +82,15 @@ class CompletionOutput:
 
     With ``RequestOutputKind.DELTA``, ``text``, ``token_ids`` and ``logprobs`` hold only what is new since the last
     output; ``cumulative_logprob`` always covers the whole sample (0.0 unless logprobs were asked for).
-    ``finish_reason`` is None while running, then stop, length, abort or error. ``stop_reason`` is the stop string or
-    stop token id that matched, None for EOS, and the message of an error.
+    ``finish_reason`` is None while running, then stop, length, repetition, abort or error. ``stop_reason`` is the stop
+    string or stop token id that matched, None for EOS, and the message of an error.
     """
 
     index: int
     text: str
     token_ids: list[int]
     cumulative_logprob: float | None = None
-    logprobs: list[dict[int, Logprob]] | None = None  # per token: the sampled one first, then the top k by rank
+    logprobs: Sequence[dict[int, Logprob]] | None = None  # per token: the sampled one first, then the top k by rank
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
@@ -63,6 +113,6 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput] = field(default_factory=list)
     finished: bool = False
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None
     metrics: RequestMetrics | None = None
     num_cached_tokens: int = 0

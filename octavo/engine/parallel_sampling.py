@@ -6,7 +6,7 @@ the prefix cache. With n = 1 the request is its own child.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -66,7 +66,7 @@ class ParentRequest:
         completion: CompletionOutput,
         metrics: RequestMetrics,
         num_cached_tokens: int,
-        prompt_logprobs: list[dict[int, Logprob] | None] | None,
+        prompt_logprobs: Sequence[dict[int, Logprob] | None] | None,
     ) -> None:
         """Take one sample's news; hand on what the caller asked to hear."""
         if completion.finished:

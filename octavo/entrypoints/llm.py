@@ -7,6 +7,7 @@ llm.generate(["The capital of France is"], SamplingParams(temperature=0, max_tok
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import numbers
 import signal
@@ -20,15 +21,16 @@ from octavo.args.engine_args import engine_config_from_kwargs
 from octavo.args.resolve import resolve_engine_config
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.outputs import RequestOutput
+from octavo.engine.prompts import ParsedPrompt, Prompt, parse_prompt
 from octavo.entrypoints.interrupt import interrupt_event
 from octavo.entrypoints.progress import download_bar
+from octavo.entrypoints.sampling_defaults import read_sampling_defaults, sampling_overrides
 from octavo.exceptions import EngineDeadError, ValidationError
 from octavo.messages import FinishReason, RequestOutputKind, SamplingParams
 from octavo.tokenizer.base import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-Prompt = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]
 
 
@@ -46,8 +48,10 @@ class LLM:
         config = engine_config_from_kwargs(**kwargs)
         with download_bar() as progress:
             config = resolve_engine_config(config, progress)
+        sampling_overrides(config.sampling)  # wrong ones are told now
         engine = LLMEngine(config)
         self._engine: LLMEngine | None = engine
+        self._defaults = functools.cache(lambda: read_sampling_defaults(config.model.model, config.sampling))
         self._lock = threading.Lock()
         self._release = weakref.finalize(self, engine.shutdown)  # also at the interpreter's exit
 
@@ -57,16 +61,19 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """One finished RequestOutput per prompt, in order.
 
         A prompt is text, a list of token ids, or a dict with ``prompt`` or ``prompt_token_ids`` (and ``cache_salt``).
-        One SamplingParams serves all prompts; a list gives each its own. ``use_tqdm`` shows a progress bar. A sequence
-        that fails alone has finish_reason "error" and the message as its stop_reason. Ctrl-C aborts all prompts, raises
-        KeyboardInterrupt, and leaves the engine usable. Raises ValidationError before anything is computed.
+        One SamplingParams serves all prompts; a list gives each its own; without any, those of
+        :meth:`get_default_sampling_params` do. ``priority`` has a number a prompt: the lowest goes first where the
+        scheduler's policy heeds it. ``use_tqdm`` shows a progress bar. A sequence that fails alone has finish_reason
+        "error" and the message as its stop_reason. Ctrl-C aborts all prompts, raises KeyboardInterrupt, and leaves the
+        engine usable. Raises ValidationError before anything is computed.
         """
-        items = _as_prompts(prompts)
-        return self._run([_parse_prompt(item) for item in items], _as_params(sampling_params, len(items)), use_tqdm)
+        parsed = [parse_prompt(item) for item in _as_prompts(prompts)]
+        return self._run(parsed, self._as_params(sampling_params, len(parsed)), use_tqdm, priority)
 
     def chat(
         self,
@@ -94,8 +101,12 @@ class LLM:
                 chat_template=chat_template,
                 tools=tools,
             )
-            parsed.append({"prompt": tokenizer.encode(text, add_special_tokens=False), "prompt_text": text})
-        return self._run(parsed, _as_params(sampling_params, len(parsed)), use_tqdm)
+            parsed.append(ParsedPrompt(tokenizer.encode(text, add_special_tokens=False), text, None))
+        return self._run(parsed, self._as_params(sampling_params, len(parsed)), use_tqdm)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What :meth:`generate` uses when it is given none: the model's own defaults, unless configured otherwise."""
+        return SamplingParams(**self._defaults())
 
     def get_tokenizer(self) -> Tokenizer:
         return self._live_engine().tokenizer
@@ -118,22 +129,49 @@ class LLM:
             raise EngineDeadError("this LLM is shut down")
         return self._engine
 
+    def _as_params(
+        self, params: SamplingParams | Sequence[SamplingParams] | None, count: int
+    ) -> Sequence[SamplingParams]:
+        """One for each of ``count`` prompts."""
+        if params is None or isinstance(params, SamplingParams):
+            return [params if params is not None else self.get_default_sampling_params()] * count
+        if isinstance(params, str | Mapping) or not all(isinstance(one, SamplingParams) for one in params):
+            raise ValidationError("sampling_params must be SamplingParams, or a list", parameter="sampling_params")
+        _check_count("sampling_params", len(params), count)
+        return params
+
     def _run(
-        self, prompts: list[dict[str, Any]], params: Sequence[SamplingParams], use_tqdm: bool
+        self,
+        prompts: list[ParsedPrompt],
+        params: Sequence[SamplingParams],
+        use_tqdm: bool,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
+        if priority is not None:
+            _check_count("priority", len(priority), len(prompts))
         with self._lock:
-            return self._run_alone(self._live_engine(), prompts, params, use_tqdm)
+            return self._run_alone(self._live_engine(), prompts, params, use_tqdm, priority or [0] * len(prompts))
 
     @staticmethod
     def _run_alone(
-        engine: LLMEngine, prompts: list[dict[str, Any]], params: Sequence[SamplingParams], use_tqdm: bool
+        engine: LLMEngine,
+        prompts: list[ParsedPrompt],
+        params: Sequence[SamplingParams],
+        use_tqdm: bool,
+        priority: Sequence[int],
     ) -> list[RequestOutput]:
         with _interruptible() as interrupted, _generation_bar(len(prompts), use_tqdm) as advance:
             done: dict[str, RequestOutput] = {}
             try:
                 for index, (prompt, one) in enumerate(zip(prompts, params)):
-                    kind = RequestOutputKind.FINAL_ONLY
-                    engine.add_request(params=one.replace(output_kind=kind), request_id=str(index), **prompt)
+                    engine.add_request(
+                        prompt.prompt,
+                        one.replace(output_kind=RequestOutputKind.FINAL_ONLY),
+                        request_id=str(index),
+                        prompt_text=prompt.text,
+                        cache_salt=prompt.cache_salt,
+                        priority=priority[index],
+                    )
                 while engine.has_unfinished() and not interrupted.is_set():
                     for output in engine.step():
                         done[output.request_id] = output
@@ -171,32 +209,9 @@ def _as_conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messa
     return conversations  # type: ignore[return-value]
 
 
-def _parse_prompt(prompt: Prompt) -> dict[str, Any]:
-    """Arguments of LLMEngine.add_request. Raises ValidationError for unknown keys."""
-    if not isinstance(prompt, Mapping):
-        return {"prompt": prompt}
-    unknown = set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}
-    if unknown or not {"prompt", "prompt_token_ids"} & set(prompt):
-        raise ValidationError(
-            f"a prompt dict has prompt or prompt_token_ids, and perhaps cache_salt; got {sorted(prompt)}",
-            parameter="prompt",
-        )
-    parsed = {"prompt": prompt.get("prompt_token_ids", prompt.get("prompt")), "cache_salt": prompt.get("cache_salt")}
-    if "prompt_token_ids" in prompt:
-        parsed["prompt_text"] = prompt.get("prompt")
-    return parsed
-
-
-def _as_params(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if isinstance(params, str | Mapping) or not all(isinstance(one, SamplingParams) for one in params):
-        raise ValidationError("sampling_params must be SamplingParams, or a list", parameter="sampling_params")
-    if len(params) != count:
-        raise ValidationError(
-            f"{len(params)} sampling_params for {count} prompts: give one, or one for each", parameter="sampling_params"
-        )
-    return params
+def _check_count(name: str, given: int, count: int) -> None:
+    if given != count:
+        raise ValidationError(f"{given} {name} for {count} prompts: give one, or one for each", parameter=name)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from octavo.messages.engine import (
 )
 from octavo.messages.fault import RequestFault
 from octavo.messages.kv_cache import KVCacheSpec
-from octavo.messages.sampling_params import RequestOutputKind, SamplingParams
+from octavo.messages.sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
 from octavo.messages.step import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
 from octavo.messages.structured_outputs import StructuredOutputsParams
 
@@ -28,6 +28,7 @@ __all__ = [
     "KVCacheSpec",
     "ModelRunnerOutput",
     "NewRequestData",
+    "RepetitionDetectionParams",
     "RequestFault",
     "RequestOutputKind",
     "SamplingParams",

@@ -11,12 +11,13 @@ from octavo.messages.sampling_params import SamplingParams
 
 
 class FinishReason(enum.StrEnum):
-    """Why a request ended, in OpenAI's words plus ``abort`` and ``error``."""
+    """Why a request ended, in OpenAI's words plus ``abort``, ``error`` and ``repetition`` (vLLM's)."""
 
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    REPETITION = "repetition"
 
 
 class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,15 +28,17 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     sampling_params: SamplingParams
     arrival_time: float  # time.monotonic() seconds, comparable across processes of one machine
     eos_token_ids: list[int] = []  # ids that end the sequence unless ignore_eos (generation_config + tokenizer)
+    bad_words_token_ids: list[list[int]] = []  # sequences of ids, each of which must not be completed
     priority: int = 0
     sample_index: int = 0  # which of the n samples of one user request this is; part of the random key
     cache_salt: str | None = None
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Log-probabilities at one position: entry 0 is the sampled (or prompt) token itself, then the top k by rank.
+    """Log-probabilities at one position: entry 0 is the sampled (or prompt) token itself, then the top k by rank (or
+    the ids that were asked for).
 
-    ``ranks`` are 1-based ranks in the full vocabulary. All values are finite.
+    ``ranks`` are 1-based ranks in the full vocabulary. All values are finite; in a logits mode they are logits.
     """
 
     token_ids: list[int]
@@ -49,9 +52,9 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     request_id: str
     new_token_ids: list[int] = []
     new_logprobs: list[TokenLogprobs] | None = None  # one per new token, if asked for
-    new_prompt_logprobs: list[TokenLogprobs] | None = None  # positions 1.. of the prompt, as they are computed
+    new_prompt_logprobs: list[TokenLogprobs] | None = None  # of the prompt's scored positions, as they are computed
     finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None  # the stop token id that matched; None for EOS
+    stop_reason: int | str | None = None  # the stop token id that matched, or what repetition is called; None for EOS
     error: RequestFault | None = None  # set with finish_reason ERROR
     num_cached_tokens: int = 0  # prompt tokens taken from the prefix cache (valid from the first output on)
     queued_time: float | None = None  # monotonic seconds, on the first output of a request

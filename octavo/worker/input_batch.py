@@ -53,10 +53,14 @@ class InputBatch:
     prompt_spans: list[PromptSpan]
 
 
-def prompt_rows(states: RequestStates, chunks: Chunks) -> IntArray:
-    """``[S]``: how many positions of each chunk predict a prompt token whose logprob is wanted."""
+def prompt_rows(states: RequestStates, chunks: Chunks) -> tuple[IntArray, IntArray]:
+    """``[S]`` each: how many positions of a chunk predict a prompt token whose logprob is wanted, and how many of the
+    chunk's positions come before these."""
+    wanted = states.wants_prompt_logprobs[chunks.rows]
+    first = np.maximum(chunks.starts, states.prompt_logprob_start[chunks.rows])
     last = np.minimum(chunks.ends, states.num_prompt_tokens[chunks.rows] - 1)
-    return np.where(states.wants_prompt_logprobs[chunks.rows], np.maximum(last - chunks.starts, 0), 0)
+    needed = np.where(wanted, np.maximum(last - first, 0), 0)
+    return needed, np.where(needed > 0, first - chunks.starts, 0)
 
 
 def split_passes(states: RequestStates, chunks: Chunks, max_prompt_rows: int) -> Iterator[Chunks]:
@@ -64,16 +68,16 @@ def split_passes(states: RequestStates, chunks: Chunks, max_prompt_rows: int) ->
 
     Pieces of one request come in order, one in a pass; a request without prompt rows is whole and in the first pass.
     """
-    needed = prompt_rows(states, chunks)
+    needed, skipped = prompt_rows(states, chunks)
     while needed.sum() > max_prompt_rows:
         before = np.cumsum(needed) - needed
         budget = np.maximum(max_prompt_rows - before, 0)
-        take = np.where(needed <= budget, chunks.counts, budget)
+        take = np.where(needed <= budget, chunks.counts, skipped + budget)
         used = take > 0
         yield Chunks(chunks.rows[used], chunks.starts[used], take[used])
         left = take < chunks.counts
         chunks = Chunks(chunks.rows[left], (chunks.starts + take)[left], (chunks.counts - take)[left])
-        needed = prompt_rows(states, chunks)
+        needed, skipped = prompt_rows(states, chunks)
     yield chunks
 
 
@@ -82,7 +86,7 @@ def build_input_batch(states: RequestStates, tables: BlockTables, chunks: Chunks
 
     tokens of the pass   | chunk 0        | chunk 1 |  ...     T in all
     query_start_loc      0                n0        n0+n1
-    logit_rows           prompt rows of chunk 0, its last row if sampled, prompt rows of chunk 1, ...
+    logit_rows           scored rows of chunk 0, its last row if sampled, scored rows of chunk 1, ...
     """
     rows, counts = chunks.rows, chunks.counts
     ends = chunks.ends
@@ -115,16 +119,16 @@ def _with_prompt_rows(
     states: RequestStates, chunks: Chunks, offsets: IntArray, sampled: IntArray
 ) -> tuple[IntArray, IntArray, list[PromptSpan]]:
     """(rows of T that need logits, which of them are sampled, what the others predict)."""
-    needed = prompt_rows(states, chunks)
+    needed, skipped = prompt_rows(states, chunks)
     wanted = needed.copy()
     wanted[sampled] += 1
     ends = np.cumsum(wanted)  # of each chunk's logits
     firsts = ends - wanted
-    # Prompt rows are the first rows of a chunk, the sampled one is its last.
-    logit_rows = np.arange(ends[-1]) + np.repeat(offsets[:-1] - firsts, wanted)
+    # Scored rows are the first rows of a chunk but for the skipped ones, the sampled one is its last.
+    logit_rows = np.arange(ends[-1]) + np.repeat(offsets[:-1] + skipped - firsts, wanted)
     logit_rows[ends[sampled] - 1] = offsets[sampled + 1] - 1
     spans = [
-        PromptSpan(int(chunks.rows[s]), int(firsts[s]), int(chunks.starts[s]) + 1, int(needed[s]))
+        PromptSpan(int(chunks.rows[s]), int(firsts[s]), int(chunks.starts[s] + skipped[s]) + 1, int(needed[s]))
         for s in np.flatnonzero(needed)
     ]
     return logit_rows, ends[sampled] - 1, spans

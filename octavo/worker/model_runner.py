@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.backends.base import FloatArray, Limits, RowSampler, Runnable, SampledRows, SampleRows
+from octavo.config import LogprobsMode
 from octavo.exceptions import RequestError
 from octavo.messages import CachedRequestData, ModelRunnerOutput, RequestFault, SchedulerOutput, TokenLogprobs
 from octavo.worker.block_tables import BlockTables
@@ -26,8 +27,17 @@ NOT_FINITE = "the model returned NaN or infinite logits"
 class ModelRunner:
     """Runs plans in the order they come. Not thread-safe."""
 
-    def __init__(self, runnable: Runnable, limits: Limits, *, vocab_size: int, max_model_len: int) -> None:
+    def __init__(
+        self,
+        runnable: Runnable,
+        limits: Limits,
+        *,
+        vocab_size: int,
+        max_model_len: int,
+        logprobs_mode: LogprobsMode = "raw_logprobs",
+    ) -> None:
         self._runnable = runnable
+        self._logprobs_mode: LogprobsMode = logprobs_mode
         self._sampler = runnable if isinstance(runnable, RowSampler) else None
         self._adjusted = np.empty(
             (0, vocab_size), np.float32
@@ -126,9 +136,9 @@ class ModelRunner:
             sampled = sample_rows(logits, rows, adjusted, None)
         first = num_sampled
         for span in batch.prompt_spans:
-            self._take_prompt_logprobs(span, sampled, rows, first, id_of_row[span.row], output)
+            self._take_prompt_logprobs(span, logits, sampled, rows, first, id_of_row[span.row], output)
             first += span.count
-        self._take_tokens(batch.sampled_rows, sampled, rows, id_of_row, output)
+        self._take_tokens(batch.sampled_rows, logits, adjusted, sampled, rows, id_of_row, output)
 
     def _adjust(
         self,
@@ -159,6 +169,8 @@ class ModelRunner:
     def _take_tokens(
         self,
         state_rows: npt.NDArray[np.int64],
+        logits: FloatArray,
+        adjusted: FloatArray | None,
         sampled: SampledRows,
         rows: SampleRows,
         id_of_row: dict[int, str],
@@ -177,8 +189,20 @@ class ModelRunner:
             kept.append(i)
             output.sampled_token_ids[request_id] = [token_id]
             if wants_logprobs and (k := int(rows["num_logprobs"][i])) >= 0:
-                output.logprobs[request_id] = [_token_logprobs(sampled, i, k)]
+                sampler = self._states.samplers[row]
+                assert sampler is not None
+                if self._is_reported(sampler.logprob_ids):
+                    entry = _token_logprobs(sampled, i, k)
+                else:
+                    raw, place = logits[rows["logit_row"][i]], int(rows["adjusted_row"][i])
+                    changed = raw if adjusted is None or place < 0 else adjusted[place]
+                    entry = sampler.logprobs(self._logprobs_mode, raw, changed, token_id)
+                output.logprobs[request_id] = [entry]
         self._states.append(state_rows[kept], sampled.token_ids[kept])
+
+    def _is_reported(self, ids: list[int] | None) -> bool:
+        """Whether the sampler's own logprobs are what was asked for."""
+        return ids is None and self._logprobs_mode == "raw_logprobs"
 
     def _prompt_rows(self, span: PromptSpan) -> SampleRows:
         """SAMPLE_ROWs that ask for the logprobs of the prompt's own tokens."""
@@ -193,6 +217,7 @@ class ModelRunner:
     def _take_prompt_logprobs(
         self,
         span: PromptSpan,
+        logits: FloatArray,
         sampled: SampledRows,
         rows: SampleRows,
         first: int,
@@ -205,8 +230,17 @@ class ModelRunner:
         if (sampled.token_ids[first : first + span.count] < 0).any():
             self._fail(request_id, RequestError(NOT_FINITE), output)
             return
-        k = int(rows["num_logprobs"][first])
-        entries = [_token_logprobs(sampled, i, k) for i in range(first, first + span.count)]
+        sampler, results = self._states.samplers[span.row], range(first, first + span.count)
+        assert sampler is not None
+        if self._is_reported(sampler.prompt_logprob_ids):
+            k = int(rows["num_logprobs"][first])
+            entries = [_token_logprobs(sampled, i, k) for i in results]
+        else:
+            mode = self._logprobs_mode
+            entries = [
+                sampler.prompt_logprobs(mode, logits[rows["logit_row"][i]], int(rows["given_token"][i]))
+                for i in results
+            ]
         output.prompt_logprobs.setdefault(request_id, []).extend(entries)
 
     def _fail(self, request_id: str, error: Exception, output: ModelRunnerOutput) -> None:

@@ -28,6 +28,7 @@ class RequestStates:
         self.num_tokens: npt.NDArray[np.int64] = np.zeros(num_rows, np.int64)
         self.num_prompt_tokens: npt.NDArray[np.int64] = np.zeros(num_rows, np.int64)
         self.wants_prompt_logprobs: npt.NDArray[np.bool_] = np.zeros(num_rows, np.bool_)
+        self.prompt_logprob_start: npt.NDArray[np.int64] = np.zeros(num_rows, np.int64)  # first position to score
         self.has_processors: npt.NDArray[np.bool_] = np.zeros(num_rows, np.bool_)
         self.sample_rows: SampleRows = np.zeros(num_rows, SAMPLE_ROW)
         self.samplers: list[RequestSampler | None] = [None] * num_rows
@@ -43,7 +44,8 @@ class RequestStates:
         self.token_ids[row, :count] = request.token_ids
         self.num_tokens[row] = count
         self.num_prompt_tokens[row] = request.num_prompt_tokens
-        self.wants_prompt_logprobs[row] = request.sampling_params.prompt_logprobs is not None
+        self.wants_prompt_logprobs[row] = request.sampling_params.wants_prompt_logprobs
+        self.prompt_logprob_start[row] = min(request.sampling_params.prompt_logprob_start, request.num_prompt_tokens)
         self.samplers[row] = sampler
         self.sample_rows[row] = sampler.row[0]
         self.has_processors[row] = bool(sampler.processors)

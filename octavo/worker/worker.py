@@ -97,7 +97,13 @@ class Worker:
         program, weights = self._loaded.program, self._loaded.weights
         runnable = self._backend.prepare(program, weights, limits)
         self._facts["packed weights"] = f"{runnable.weight_bytes / 2**20:.0f} MiB, {runnable.weight_origin}"
-        self._runner = ModelRunner(runnable, limits, vocab_size=program.vocab_size, max_model_len=self._max_model_len())
+        self._runner = ModelRunner(
+            runnable,
+            limits,
+            vocab_size=program.vocab_size,
+            max_model_len=self._max_model_len(),
+            logprobs_mode=self._config.sampling.logprobs_mode,
+        )
         self._loaded = None
         release_free_memory()
 

@@ -10,7 +10,7 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from octavo.config import BackendConfig, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from octavo.config import BackendConfig, CacheConfig, EngineConfig, ModelConfig, SamplingConfig, SchedulerConfig
 
 BOS, EOS = "<|bos|>", "<|eos|>"
 VOCAB, HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, INNER = 320, 32, 2, 4, 2, 8, 48
@@ -86,8 +86,15 @@ def make_config(model: str, *, kv_tokens: int = 2048, **changes: Any) -> EngineC
         "cache": {"kv_cache_memory": (kv_tokens // 16 + 1) * bytes_per_block},
         "scheduler": {"max_num_seqs": 16, "max_num_batched_tokens": 128},
         "backend": {"backend": "reference"},
+        "sampling": {},
     }
-    classes = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig, "backend": BackendConfig}
+    classes = {
+        "model": ModelConfig,
+        "cache": CacheConfig,
+        "scheduler": SchedulerConfig,
+        "backend": BackendConfig,
+        "sampling": SamplingConfig,
+    }
     for name, value in changes.items():
         section = next(s for s, c in classes.items() if name in c.__dataclass_fields__)
         sections[section][name] = value

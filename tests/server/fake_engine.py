@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
+from octavo.config import SamplingConfig
 from octavo.engine.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from octavo.exceptions import EngineDeadError, RequestError
 from octavo.messages import EngineInfo, RequestOutputKind, SamplingParams
@@ -68,7 +69,7 @@ class FakeEngine:
         self, prompt: str | list[int], sampling_params: SamplingParams, *, request_id: str | None = None, **_: Any
     ) -> AsyncIterator[RequestOutput]:
         assert not isinstance(prompt, str)
-        sampling_params.verify(vocab_size=VOCAB)
+        sampling_params.verify(vocab_size=VOCAB, limits=SamplingConfig())
         self.seen.append(sampling_params)
         return self._run(prompt, sampling_params, request_id)
 

@@ -46,10 +46,10 @@ class KVCacheManager:
         return (self.pool.num_usable - self.pool.num_free) / self.pool.num_usable
 
     def find_prefix(self, request: Request) -> list[Block]:
-        """Blocks that already hold the request's first tokens, never the last known one (its logits are needed)."""
-        if not self.enable_prefix_caching or request.owes_prompt_logprobs:
+        """Blocks that already hold the request's first tokens, none of those whose logits are needed."""
+        longest = request.num_reusable_tokens // self.block_size
+        if not self.enable_prefix_caching or longest == 0:
             return []
-        longest = (request.num_tokens - 1) // self.block_size
         return self.index.longest(request.hashes(self.block_size)[:longest])
 
     def admit(self, request: Request, prefix: Sequence[Block], num_tokens: int) -> list[int] | None:
@@ -89,7 +89,7 @@ class KVCacheManager:
         with prompt logprobs, for which a step may take several passes: there, blocks are shared when it has come back.)
         """
         table = self._tables[request.request_id]
-        in_passes = request.sampling_params.prompt_logprobs is not None
+        in_passes = request.sampling_params.wants_prompt_logprobs
         filled = request.num_confirmed_tokens if in_passes else request.num_computed_tokens
         full = min(filled, request.num_tokens) // self.block_size
         if full <= table.num_named or table.private or not self.enable_prefix_caching:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["ChatAnswer", "ChatEvent", "Choice", "Content", "Conversation", "Delta"]
 __all__ += ["Reasoning", "ToolCall", "ToolCallDelta", "prepare"]
 
-Logprobs = list[dict[int, "Logprob"]]
+Logprobs = Sequence[dict[int, "Logprob"]]
 
 
 class ChatEvent(msgspec.Struct, frozen=True):
@@ -77,7 +77,7 @@ class ChatAnswer(msgspec.Struct, frozen=True):
     """All choices, by index, and the prompt's logprobs where asked for (one entry a token, the first None)."""
 
     choices: list[Choice]
-    prompt_logprobs: list[dict[int, Logprob] | None] | None
+    prompt_logprobs: Sequence[dict[int, Logprob] | None] | None
 
 
 class Conversation:
@@ -89,7 +89,7 @@ class Conversation:
 
     def __init__(self, generation: Generation, request: ChatRequest, make_parser: Callable[[], Parser]) -> None:
         self.request = request
-        self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        self.prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None
         self._generation = generation
         self._make_parser = make_parser
         self._parsers: dict[int, Parser] = {}
@@ -187,7 +187,7 @@ def fold(choice: Choice, event: ChatEvent) -> None:
             choice.tool_calls[delta.index].arguments += delta.arguments
     choice.token_ids += event.token_ids
     if event.logprobs is not None:
-        choice.logprobs = (choice.logprobs or []) + event.logprobs
+        choice.logprobs = [*(choice.logprobs or []), *event.logprobs]
     choice.finish_reason, choice.stop_reason = event.finish_reason, event.stop_reason
 
 

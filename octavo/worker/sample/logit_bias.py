@@ -10,8 +10,6 @@ import numpy.typing as npt
 from octavo.backends.base import FloatArray, Int32Array
 from octavo.messages import NewRequestData
 
-LIMIT = 100.0  # OpenAI's range is [-100, 100]; values beyond are clamped
-
 
 @dataclass(frozen=True, slots=True)
 class LogitBias:
@@ -29,5 +27,4 @@ def make(request: NewRequestData) -> LogitBias | None:
     bias = request.sampling_params.logit_bias
     if not bias:
         return None
-    values = np.clip(np.array(list(bias.values()), np.float32), -LIMIT, LIMIT)
-    return LogitBias(np.array(list(bias), np.int64), values)
+    return LogitBias(np.array(list(bias), np.int64), np.array(list(bias.values()), np.float32))

@@ -17,11 +17,11 @@ from octavo.worker.sample.top_k import top_k
 from octavo.worker.sample.top_p import top_p
 
 
-def choose(row: FloatArray, want: np.void) -> int:
-    """The token of ``row`` (finite maximum) that ``want``, a SAMPLE_ROW, asks for: greedy, or
-    temperature, top-k, min-p, top-p and one draw."""
-    if want["temperature"] == 0.0:
-        return int(row.argmax())
+def candidates(row: FloatArray, want: np.void) -> tuple[npt.NDArray[np.int64] | None, FloatArray]:
+    """(ids, weights): what is left of ``row`` after temperature, top-k, min-p and top-p; ids None: everything.
+
+    ``row`` has a finite maximum; ``want`` is a SAMPLE_ROW with a positive temperature.
+    """
     ids, k = None, int(want["top_k"])
     # Top-k and min-p both keep a head of the same ranking, so their order is free: top-k first leaves less to do.
     if 0 < k < row.size:
@@ -34,9 +34,34 @@ def choose(row: FloatArray, want: np.void) -> int:
     if want["top_p"] < 1.0:
         kept = top_p(mass, float(want["top_p"]))
         ids, mass = (kept if ids is None else ids[kept]), mass[kept]
+    return ids, mass
+
+
+def choose(row: FloatArray, want: np.void) -> int:
+    """The token of ``row`` (finite maximum) that ``want``, a SAMPLE_ROW, asks for: greedy, or one of the candidates."""
+    if want["temperature"] == 0.0:
+        return int(row.argmax())
+    ids, mass = candidates(row, want)
     u = uniform(int(want["seed"]), int(want["sample_index"]), int(want["position"]))
     index = inverse_cdf(mass, u)
     return index if ids is None else int(ids[index])
+
+
+def processed(row: FloatArray, want: np.void, token_id: int) -> FloatArray:
+    """Logits as the draw saw them: ``row`` over the temperature, -inf for what the filters dropped. Greedy: ``row``.
+
+    ``token_id`` was drawn, so it is never dropped, should a backend's rounding have kept one more than is kept here.
+    """
+    if want["temperature"] == 0.0:
+        return row
+    ids, _ = candidates(row, want)
+    scaled = row / want["temperature"]
+    if ids is None:
+        return scaled
+    out = np.full_like(row, -np.inf)
+    kept = np.append(ids, token_id)
+    out[kept] = scaled[kept]
+    return out
 
 
 def masked(row: FloatArray, mask: npt.NDArray[np.uint32]) -> FloatArray:

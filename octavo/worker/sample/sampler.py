@@ -1,9 +1,10 @@
 """How one request turns logits into tokens.
 
-Order: raw logits (logprobs are taken here) -> processors in ``PROCESSORS`` order -> greedy, or temperature, top-k,
-min-p, top-p, draw. The processors run here, and only for requests that have any; all the rest is a row of numbers
-(``SAMPLE_ROW``) that the backend's sampler or ``sample.rows`` obeys. Every number depends on the row and on its request
-alone, so a token is the same in any batch. Knows nothing of steps, rows of the batch or the KV cache.
+Order: raw logits (logprobs are taken here, unless the mode says processed) -> processors in ``PROCESSORS`` order ->
+greedy, or temperature, top-k, min-p, top-p, draw. The processors run here, and only for requests that have any; all the
+rest is a row of numbers (``SAMPLE_ROW``) that the backend's sampler or ``sample.rows`` obeys. Every number depends on
+the row and on its request alone, so a token is the same in any batch. Knows nothing of steps, rows of the batch or the
+KV cache.
 """
 
 from __future__ import annotations
@@ -14,17 +15,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo.backends.base import SAMPLE_ROW, FloatArray, Int32Array, SampleRows
+from octavo.config import LogprobsMode
 from octavo.exceptions import RequestError
-from octavo.messages import NewRequestData
-from octavo.worker.sample import allowed_token_ids, logit_bias, min_tokens, penalties
+from octavo.messages import NewRequestData, TokenLogprobs
+from octavo.worker.sample import allowed_token_ids, bad_words, logit_bias, min_tokens, penalties
 from octavo.worker.sample.draw import MASK64
+from octavo.worker.sample.logprobs import token_logprobs
 from octavo.worker.sample.processor import LogitsProcessor
+from octavo.worker.sample.rows import processed
 
 DEFAULT_SEED = 0  # the front end always sends a seed; this one serves direct users of the worker
 
 # The order is the meaning: a mask set early is respected by everything after it.
 PROCESSORS: tuple[Callable[[NewRequestData], LogitsProcessor | None], ...] = (
     allowed_token_ids.make,
+    bad_words.make,
     min_tokens.make,
     logit_bias.make,
     penalties.make,
@@ -40,9 +45,14 @@ def sample_row(request: NewRequestData, vocab_size: int) -> SampleRows:
     row["top_p"], row["min_p"] = params.top_p, params.min_p
     row["temperature"] = 0.0 if params.greedy else params.temperature
     row["top_k"] = min(params.top_k, vocab_size)
-    row["num_logprobs"] = -1 if params.logprobs is None else min(params.logprobs, vocab_size)
+    row["num_logprobs"] = -1 if not params.wants_logprobs else _count(params.logprobs, vocab_size)
     row["given_token"] = row["adjusted_row"] = row["mask_row"] = -1
     return row
+
+
+def _count(asked: int | None, vocab_size: int) -> int:
+    """How many logprobs beside the token's own: -1 asks for all."""
+    return vocab_size if asked == -1 else min(asked or 0, vocab_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +62,19 @@ class RequestSampler:
     processors: tuple[LogitsProcessor, ...]
     row: SampleRows  # [1]
     num_prompt_logprobs: int  # 0 also when it wants none
+    logprob_ids: list[int] | None  # instead of the top k
+    prompt_logprob_ids: list[int] | None
 
     @classmethod
     def of(cls, request: NewRequestData, vocab_size: int) -> RequestSampler:
-        processors = tuple(p for make in PROCESSORS if (p := make(request)) is not None)
-        num_prompt_logprobs = min(request.sampling_params.prompt_logprobs or 0, vocab_size)
-        return cls(processors, sample_row(request, vocab_size), num_prompt_logprobs)
+        params = request.sampling_params
+        return cls(
+            processors=tuple(p for make in PROCESSORS if (p := make(request)) is not None),
+            row=sample_row(request, vocab_size),
+            num_prompt_logprobs=_count(params.prompt_logprobs, vocab_size),
+            logprob_ids=params.logprob_token_ids or None,
+            prompt_logprob_ids=params.prompt_logprob_token_ids,
+        )
 
     def adjust(self, raw: FloatArray, token_ids: Int32Array, num_prompt_tokens: int, row: FloatArray) -> None:
         """Fill ``row`` with ``raw`` (float32 ``[vocab_size]``, finite) after the processors.
@@ -73,3 +90,17 @@ class RequestSampler:
             raise RequestError("no token is left: allowed_token_ids and min_tokens exclude them all")
         if not np.isfinite(highest):
             raise RequestError("the penalties of this request overflow float32")
+
+    def logprobs(self, mode: LogprobsMode, raw: FloatArray, adjusted: FloatArray, token_id: int) -> TokenLogprobs:
+        """What ``token_id``, chosen from ``adjusted`` (which was ``raw``), and the others that are asked for come with.
+
+        For what the backend's sampler does not report: other modes than ``raw_logprobs``, and ids of the request's own.
+        """
+        row = raw if mode.startswith("raw") else processed(adjusted, self.row[0], token_id)
+        k = int(self.row["num_logprobs"][0])
+        return token_logprobs(row, token_id, k, ids=self.logprob_ids, normalised=mode.endswith("logprobs"))
+
+    def prompt_logprobs(self, mode: LogprobsMode, raw: FloatArray, token_id: int) -> TokenLogprobs:
+        """The same of a prompt's token, to which no processor applies."""
+        ids, normalised = self.prompt_logprob_ids, mode.endswith("logprobs")
+        return token_logprobs(raw, token_id, self.num_prompt_logprobs, ids=ids, normalised=normalised)
