@@ -7,9 +7,6 @@
 
 namespace octavo::OCTAVO_ISA {
 
-/// 16 numbers from x, zeros after the last.
-OCTAVO_INLINE f32x16 load_lanes(const float* x, int64_t n) { return n >= kLanes ? load(x) : load_partial(x, n); }
-
 /// max|x| / `most`: the scale of integers up to `most`. NaN where a number is not finite.
 OCTAVO_INLINE float scale_of(const float* x, int64_t n, float most) {
   f32x16 top = {}, poison = {};

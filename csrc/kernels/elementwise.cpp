@@ -30,8 +30,6 @@ OCTAVO_INLINE void map_row(float* y, int64_t width, Function f) {
   if (i < width) store_partial(y + i, f(i, width - i), width - i);
 }
 
-OCTAVO_INLINE f32x16 load_lanes(const float* p, int64_t n) { return n == kLanes ? load(p) : load_partial(p, n); }
-
 static void rms_norm(const float* x, int64_t ldx, const float* weight, float eps, float* y, int64_t ldy, int64_t rows,
                      int64_t width) {
   for (int64_t row = 0; row < rows; row++, x += ldx, y += ldy) {
@@ -60,8 +58,6 @@ static void silu_mul(const float* x, int64_t ldx, float* y, int64_t ldy, int64_t
     });
   }
 }
-
-OCTAVO_INLINE void store_lanes(float* p, f32x16 v, int64_t n) { n == kLanes ? store(p, v) : store_partial(p, v, n); }
 
 /// Turns n <= 16 pairs (x[i], x[pairs + i]) by the angles whose cosines and sines are given.
 OCTAVO_INLINE void turn_pairs(const float* x, int64_t pairs, const float* cosine, const float* sine, float* y,

@@ -1,11 +1,10 @@
 // Linear layers: the loops over parts, panels and row tiles, and the epilogue. Formats and instruction sets are known
 // to the tiles (linear_tiles_*.inl) alone.
 
-#include <cstring>
-
 #include "kernels/exports.h"
 #include "kernels/linear.h"
 #include "kernels/linear_tiles.h"
+#include "kernels/simd.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
@@ -43,20 +42,28 @@ void prepare(const LinearCall& call, int64_t first, int64_t last) {
   }
 }
 
-// y = sums + bias + residual, in this order, for `valid` outputs of a tile. Through `sums`, because y may be residual.
+// y = sums * scale of the row (or 1) + bias + residual, in this order, for outputs first_n .. first_n + n - 1 of a row.
+OCTAVO_INLINE void finish_lanes(const float* sums, const float* scale, const float* bias, const float* residual,
+                                float* y, int64_t n) {
+  f32x16 v = load_lanes(sums, n);
+  if (scale != nullptr) v *= *scale;
+  if (bias != nullptr) v += load_lanes(bias, n);
+  if (residual != nullptr) v += load_lanes(residual, n);
+  store_lanes(y, v, n);
+}
+
+// The same for `valid` outputs of a tile from first_n on. y may be the residual.
 void finish_tile(const LinearCall& call, int64_t first_row, int64_t rows, int64_t first_n, int64_t valid,
-                 float* __restrict sums) {
-  const float* bias = call.linear->bias;
+                 const float* scales, const float* sums) {
+  const float* bias = call.linear->bias != nullptr ? call.linear->bias + first_n : nullptr;
   for (int64_t r = 0; r < rows; ++r, sums += kPanelOutputs) {
+    const float* scale = scales != nullptr ? scales + r : nullptr;
+    const float* residual = call.residual != nullptr ? call.residual + (first_row + r) * call.ldr + first_n : nullptr;
     float* y = call.y + (first_row + r) * call.ldy + first_n;
-    if (bias != nullptr) {
-      for (int64_t i = 0; i < valid; ++i) sums[i] += bias[first_n + i];
+    for (int64_t i = 0; i < valid; i += kLanes) {
+      finish_lanes(sums + i, scale, bias != nullptr ? bias + i : nullptr, residual != nullptr ? residual + i : nullptr,
+                   y + i, min_of(valid - i, kLanes));
     }
-    if (call.residual != nullptr) {
-      const float* residual = call.residual + (first_row + r) * call.ldr + first_n;
-      for (int64_t i = 0; i < valid; ++i) sums[i] += residual[i];
-    }
-    std::memcpy(y, sums, valid * sizeof(float));
   }
 }
 
@@ -67,7 +74,7 @@ void part_columns(const LinearCall& call, const LinearPart& part, int64_t offset
   const int64_t height = tile_rows(call.rows, most_tile_rows(kind));
   const int64_t row_bytes = activation_row_bytes(kind, part.k);
   const int64_t sweep = max_of(kSweepTiles, kSweepBytes / (height * row_bytes)) * height;
-  const char* tiles = static_cast<const char*>(call.scratch) + scratch_offset(*call.linear, call.rows, int(kind));
+  char* tiles = static_cast<char*>(call.scratch) + scratch_offset(*call.linear, call.rows, int(kind));
   const Tile full = find_tile(shape, height);
   alignas(64) float sums[kMaxTileRows * kPanelOutputs];
   for (int64_t start = 0; start < call.rows; start += sweep) {
@@ -79,8 +86,10 @@ void part_columns(const LinearCall& call, const LinearPart& part, int64_t offset
         const int64_t rows = min_of(height, end - m);
         const Prefetch ahead = plan_prefetch(shape, p == panels.first, (m - start) / height, tiles_per_panel);
         const Tile tile = rows == height ? full : find_tile(shape, rows);
-        tile(tiles + m * row_bytes, height, panel, shape, ahead, sums);
-        finish_tile(call, m, rows, offset + first_n, valid, sums);
+        char* x = tiles + m * row_bytes;
+        tile(x, height, panel, shape, ahead, sums);
+        const float* scales = kind == ActivationKind::i16 ? row_scales(x, part.k, height) : nullptr;
+        finish_tile(call, m, rows, offset + first_n, valid, scales, sums);
       }
     }
   }

@@ -1,4 +1,4 @@
-// Activations as the tiles want them: float, bfloat16 pairs, or int16 with one scale per 32 inputs.
+// Activations as the tiles want them: float, bfloat16 pairs, or int16 with one scale a row.
 
 #include "kernels/half.h"
 #include "kernels/linear.h"
@@ -63,26 +63,30 @@ inline void round_to_codes(const float* x, float inverse, int16_t* codes, int32_
 
 #endif
 
-inline void quantize_group(const float* x, ActivationGroup& group) {
-  const float maximum = bits_float(greatest_magnitude(x));
-  const float inverse = maximum >= kSmallestMaximum ? kGreatestCode / maximum : 0.0f;
+inline void quantize_group(const float* x, float inverse, ActivationGroup& group) {
   int32_t sums[3];
   round_to_codes(x, inverse, group.codes, sums);
   sums[2] = sums[0] + sums[1];
-  group.scale = maximum / kGreatestCode;
   for (int i = 0; i < 3; ++i) {
     group.offset[i] = -128 * sums[i];
-    group.sum[i] = group.scale * float(sums[i]);
+    group.sum[i] = float(sums[i]);
   }
 }
 
-void quantize_row(const float* x, int64_t k, int64_t stride, ActivationGroup* out) {
-  int64_t i = 0;
-  for (; i + kBlockInputs <= k; i += kBlockInputs, out += stride) quantize_group(x + i, *out);
-  if (i == k) return;
+void quantize_row(const float* x, int64_t k, int64_t stride, ActivationGroup* out, float* scale) {
   float tail[kBlockInputs] = {};
-  std::memcpy(tail, x + i, (k - i) * sizeof(float));
-  quantize_group(tail, *out);
+  const int64_t whole = k / kBlockInputs * kBlockInputs;
+  std::memcpy(tail, x + whole, (k - whole) * sizeof(float));
+  uint32_t most = greatest_magnitude(tail);
+  for (int64_t i = 0; i < whole; i += kBlockInputs) {
+    const uint32_t magnitude = greatest_magnitude(x + i);
+    most = magnitude > most ? magnitude : most;
+  }
+  const float maximum = bits_float(most);
+  const float inverse = maximum >= kSmallestMaximum ? kGreatestCode / maximum : 0.0f;
+  *scale = maximum / kGreatestCode;
+  for (int64_t i = 0; i < whole; i += kBlockInputs, out += stride) quantize_group(x + i, inverse, *out);
+  if (whole < k) quantize_group(tail, inverse, *out);
 }
 
 void bf16_row(const float* x, int64_t k, int64_t stride, uint32_t* out) {
@@ -115,7 +119,7 @@ void convert_rows(ActivationKind kind, const float* x, int64_t ldx, int64_t k, R
     } else if (kind == ActivationKind::bf16) {
       bf16_row(row, k, tile_rows, reinterpret_cast<uint32_t*>(tile) + r);
     } else {
-      quantize_row(row, k, tile_rows, reinterpret_cast<ActivationGroup*>(tile) + r);
+      quantize_row(row, k, tile_rows, reinterpret_cast<ActivationGroup*>(tile) + r, row_scales(tile, k, tile_rows) + r);
     }
   }
 }

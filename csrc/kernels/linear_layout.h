@@ -69,10 +69,9 @@ static inline PanelShape panel_shape(const PartShape& part) {
 /// Of each four inputs the even two come first, then the odd two: widening every second byte of the weights' codes
 /// gives pairs in this order. Index of the sums: first 16 inputs, last 16, all 32.
 struct alignas(32) ActivationGroup {
-  int16_t codes[kBlockInputs];  // round(x / scale), -32767 .. 32767; inputs 0 2 1 3, 4 6 5 7, ...
-  float scale;                  // max |x| / 32767; NaN if any x is NaN, so that the row's outputs are NaN
+  int16_t codes[kBlockInputs];  // round(x / scale of the row), -32767 .. 32767; inputs 0 2 1 3, 4 6 5 7, ...
   int32_t offset[3];            // -128 * sum(codes): what dots with codes of 8 bits, stored + 128, start from
-  float sum[3];                 // scale * sum(codes)
+  float sum[3];                 // sum(codes)
 };
 static_assert(sizeof(ActivationGroup) == 96);
 static_assert(int64_t{kBlockInputs} * (255 + 128) * 32767 < INT32_MAX, "dots of a block are exact");
@@ -86,11 +85,20 @@ static inline ActivationKind activation_kind(WeightFormat format) {
   return format == WeightFormat::bf16 ? ActivationKind::bf16 : ActivationKind::i16;
 }
 
+/// A tile's groups are followed by the scales of its rows, [row] float: max |x| / 32767 over the row; NaN if any x is,
+/// so that the row's outputs are NaN. Room for them, so that tiles stay aligned:
+inline constexpr int64_t kScaleBytes = 32;
+
 /// Bytes of one row of converted activations.
 static inline int64_t activation_row_bytes(ActivationKind kind, int64_t k) {
   if (kind == ActivationKind::f32) return k * 4;
   if (kind == ActivationKind::bf16) return ceil_div(k, 2) * 4;
-  return ceil_div(k, kBlockInputs) * int64_t{sizeof(ActivationGroup)};
+  return ceil_div(k, kBlockInputs) * int64_t{sizeof(ActivationGroup)} + kScaleBytes;
+}
+
+/// The scales of the rows of a tile of int16 activations.
+static inline float* row_scales(char* tile, int64_t k, int64_t tile_rows) {
+  return reinterpret_cast<float*>(tile + ceil_div(k, kBlockInputs) * tile_rows * int64_t{sizeof(ActivationGroup)});
 }
 
 /// Rows of a full tile: as even as the register file of the ISA allows; the last tile may have fewer.

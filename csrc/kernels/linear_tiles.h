@@ -1,9 +1,9 @@
 // Tiles: the inner loops of a linear, a few rows against one panel. The only part written per instruction set.
 //
 // Invariance: an output is one float accumulator, started at zero and updated once per step in the order of K
-// (twice per bf16 pair; per subgroup for grouped formats: + (code dot) * (weight scale * activation scale), then
-// + minimum * activation sum, each a fused multiply-add where the ISA has it). The integer dot of a subgroup is exact.
-// Nothing depends on the number of rows of the tile.
+// (twice per bf16 pair; per subgroup for grouped formats: + minimum * sum of activation codes, then + (dot of codes) *
+// scale, each a fused multiply-add where the ISA has it). The integer dot of a subgroup is exact. The scales of
+// activations are the caller's. Nothing depends on the number of rows of the tile.
 #pragma once
 
 #include "kernels/linear_layout.h"

@@ -142,23 +142,22 @@ inline void group_step(const ActivationGroup* a, const uint8_t* w, const uint8_t
     dot[r][1] = dot[r][0];
   }
   dot_pairs<Bits, Rows, Sub * kPairs, (Sub + 1) * kPairs>(a, w + first * 4, dot);
-  __m256 scale[2], minimum[2];
+  if (shape.has_minimum) {
+    __m256 minimum[2];
+    load_scales(scales + Subgroups * shape.scale_bytes(), shape.scales, units + kUnitBytes, first, minimum);
+#pragma GCC unroll 6
+    for (int r = 0; r < Rows; ++r) {
+      const __m256 sum = _mm256_set1_ps(a[r].sum[kSums]);
+#pragma GCC unroll 2
+      for (int i = 0; i < 2; ++i) acc[r][i] = _mm256_fmadd_ps(minimum[i], sum, acc[r][i]);
+    }
+  }
+  __m256 scale[2];
   load_scales(scales, shape.scales, units, first, scale);
 #pragma GCC unroll 6
   for (int r = 0; r < Rows; ++r) {
-    __m256 row = _mm256_set1_ps(a[r].scale);
 #pragma GCC unroll 2
-    for (int i = 0; i < 2; ++i) {
-      acc[r][i] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot[r][i]), _mm256_mul_ps(scale[i], row), acc[r][i]);
-    }
-  }
-  if (!shape.has_minimum) return;
-  load_scales(scales + Subgroups * shape.scale_bytes(), shape.scales, units + kUnitBytes, first, minimum);
-#pragma GCC unroll 6
-  for (int r = 0; r < Rows; ++r) {
-    __m256 sum = _mm256_set1_ps(a[r].sum[kSums]);
-#pragma GCC unroll 2
-    for (int i = 0; i < 2; ++i) acc[r][i] = _mm256_fmadd_ps(minimum[i], sum, acc[r][i]);
+    for (int i = 0; i < 2; ++i) acc[r][i] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot[r][i]), scale[i], acc[r][i]);
   }
 }
 

@@ -3,6 +3,8 @@
 
 #include <immintrin.h>
 
+#include "kernels/simd.h"
+
 namespace octavo::OCTAVO_ISA {
 namespace {
 
@@ -103,7 +105,7 @@ inline __m512i load_codes(const uint8_t* w) {
 
 // dot[r] += codes times activations, for pairs Pair .. End - 1 of a block.
 template <int Bits, int Rows, int Pair, int End>
-inline void dot_pairs(const ActivationGroup* a, const uint8_t* w, __m512i dot[Rows][2]) {
+OCTAVO_INLINE void dot_pairs(const ActivationGroup* a, const uint8_t* w, __m512i dot[Rows][2]) {
   const __m512i w0 = load_codes<Bits, Pair>(w), w1 = load_codes<Bits, Pair>(w + 64);
 #pragma GCC unroll 12
   for (int r = 0; r < Rows; ++r) {
@@ -114,10 +116,11 @@ inline void dot_pairs(const ActivationGroup* a, const uint8_t* w, __m512i dot[Ro
   if constexpr (Pair + 1 < End) dot_pairs<Bits, Rows, Pair + 1, End>(a, w, dot);
 }
 
+// One subgroup of a block. The minima come amid the dots, for which they need not wait.
 template <int Bits, int Subgroups, int Rows, int Sub>
-inline void group_step(const ActivationGroup* a, const uint8_t* w, const uint8_t* units, const PanelShape& shape,
-                       __m512 acc[Rows][2]) {
-  constexpr int kPairs = 16 / Subgroups, kSums = Subgroups == 1 ? 2 : Sub;
+OCTAVO_INLINE void group_step(const ActivationGroup* a, const uint8_t* w, const uint8_t* units,
+                              const PanelShape& shape, __m512 acc[Rows][2]) {
+  constexpr int kPairs = 16 / Subgroups, kFirst = Sub * kPairs, kSums = Subgroups == 1 ? 2 : Sub;
   const uint8_t* scales = w + Bits * 128 + Sub * shape.scale_bytes();
   __m512i dot[Rows][2];
 #pragma GCC unroll 12
@@ -126,22 +129,24 @@ inline void group_step(const ActivationGroup* a, const uint8_t* w, const uint8_t
     if (Bits == 8 || shape.centred) dot[r][0] = _mm512_srai_epi32(broadcast4(a[r].offset + kSums), 8 - Bits);
     dot[r][1] = dot[r][0];
   }
-  dot_pairs<Bits, Rows, Sub * kPairs, (Sub + 1) * kPairs>(a, w, dot);
-  __m512 scale[2], minimum[2];
+  dot_pairs<Bits, Rows, kFirst, kFirst + kPairs / 2>(a, w, dot);
+  if (shape.has_minimum) {
+    __m512 minimum[2];
+    load_scales(scales + Subgroups * shape.scale_bytes(), shape.scales, units + kUnitBytes, minimum);
+#pragma GCC unroll 12
+    for (int r = 0; r < Rows; ++r) {
+      const __m512 sum = _mm512_set1_ps(a[r].sum[kSums]);
+      acc[r][0] = _mm512_fmadd_ps(minimum[0], sum, acc[r][0]);
+      acc[r][1] = _mm512_fmadd_ps(minimum[1], sum, acc[r][1]);
+    }
+  }
+  dot_pairs<Bits, Rows, kFirst + kPairs / 2, kFirst + kPairs>(a, w, dot);
+  __m512 scale[2];
   load_scales(scales, shape.scales, units, scale);
 #pragma GCC unroll 12
   for (int r = 0; r < Rows; ++r) {
-    __m512 row = _mm512_set1_ps(a[r].scale);
-    acc[r][0] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[r][0]), _mm512_mul_ps(scale[0], row), acc[r][0]);
-    acc[r][1] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[r][1]), _mm512_mul_ps(scale[1], row), acc[r][1]);
-  }
-  if (!shape.has_minimum) return;
-  load_scales(scales + Subgroups * shape.scale_bytes(), shape.scales, units + kUnitBytes, minimum);
-#pragma GCC unroll 12
-  for (int r = 0; r < Rows; ++r) {
-    __m512 sum = _mm512_set1_ps(a[r].sum[kSums]);
-    acc[r][0] = _mm512_fmadd_ps(minimum[0], sum, acc[r][0]);
-    acc[r][1] = _mm512_fmadd_ps(minimum[1], sum, acc[r][1]);
+    acc[r][0] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[r][0]), scale[0], acc[r][0]);
+    acc[r][1] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[r][1]), scale[1], acc[r][1]);
   }
 }
 

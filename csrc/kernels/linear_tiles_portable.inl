@@ -120,9 +120,8 @@ void group_tile(const void* x, int64_t stride, const void* panel, const PanelSha
         const int32_t start = Bits == 8 || shape.centred ? a[r].offset[sums] / (1 << (8 - Bits)) : 0;
         dot_pairs<kPairs>(c, a[r].codes + sub * kPairs * 2, start, dot);
         float* y = out + r * kPanelOutputs;
-        for (int n = 0; n < kPanelOutputs; ++n) y[n] += float(dot[n]) * (scale[n] * a[r].scale);
-        if (!shape.has_minimum) continue;
-        for (int n = 0; n < kPanelOutputs; ++n) y[n] += minimum[n] * a[r].sum[sums];
+        for (int n = 0; shape.has_minimum && n < kPanelOutputs; ++n) y[n] += minimum[n] * a[r].sum[sums];
+        for (int n = 0; n < kPanelOutputs; ++n) y[n] += float(dot[n]) * scale[n];
       }
     }
   }

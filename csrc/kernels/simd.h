@@ -41,6 +41,10 @@ OCTAVO_INLINE f32x16 load_partial(const float* p, int64_t n) {
 
 OCTAVO_INLINE void store_partial(float* p, f32x16 v, int64_t n) { memcpy(p, &v, n * sizeof(float)); }
 
+/// 16 lanes, or n if there are fewer: zeros elsewhere, and nothing else is written.
+OCTAVO_INLINE f32x16 load_lanes(const float* p, int64_t n) { return n >= kLanes ? load(p) : load_partial(p, n); }
+OCTAVO_INLINE void store_lanes(float* p, f32x16 v, int64_t n) { n >= kLanes ? store(p, v) : store_partial(p, v, n); }
+
 OCTAVO_INLINE u32x16 load_pairs(const uint16_t* p) {
   u32x16 v;
   memcpy(&v, p, sizeof v);

@@ -105,20 +105,20 @@ def round_to_bf16(x: FloatArray) -> FloatArray:
 
 
 def quantize_activations(x: FloatArray) -> tuple[npt.NDArray[np.int32], FloatArray]:
-    """Codes [M, groups, 32] and scales [M, groups]: 32 inputs share max|x| / 32767. Missing inputs are zero."""
+    """Codes [M, groups, 32] and scales [M]: a row shares max|x| / 32767. Missing inputs are zero."""
     groups = -(-x.shape[1] // 32)
     padded = np.zeros((x.shape[0], groups * 32), np.float32)
     padded[:, : x.shape[1]] = x
-    grouped = padded.reshape(len(x), groups, 32)
-    greatest = np.abs(grouped).max(axis=2)
+    greatest = np.abs(x).max(axis=1)
     sane = greatest >= np.float32(1e-33)  # below, the codes are zero
     inverse = np.where(sane, np.float32(32767) / np.where(sane, greatest, np.float32(1)), np.float32(0))
-    return np.rint(grouped * inverse[..., None]).astype(np.int32), greatest / np.float32(32767)
+    codes = np.rint(padded * inverse[:, None]).astype(np.int32)
+    return codes.reshape(len(x), groups, 32), greatest / np.float32(32767)
 
 
 def group_linear(weight: Weight, x: FloatArray) -> FloatArray:
     """x W^T as the grouped kernels compute it: exact integer dots, then per subgroup of K, in order,
-    acc += float(dot) * (weight scale * activation scale); acc += minimum * (activation scale * sum of codes)."""
+    acc += minimum * sum of codes; acc += float(dot) * weight scale; at last acc * activation scale."""
     n, k = weight.shape
     span = 16 if weight.group_size == 16 else 32
     data = weight.data
@@ -130,13 +130,11 @@ def group_linear(weight: Weight, x: FloatArray) -> FloatArray:
     minimum = None if minimum is None else np.repeat(minimum, repeat, axis=1)
     x_codes, x_scale = quantize_activations(x)
     x_codes = x_codes.reshape(len(x), -1, span)[:, : k // span]
-    x_scale = np.repeat(x_scale, 32 // span, axis=1)[:, : k // span]
     y = np.zeros((len(x), n), np.float32)
     for g in range(k // span):  # products are exact in float64, so that each line rounds as a fused multiply-add
-        dot = (x_codes[:, g].astype(np.int64) @ codes[:, g].T).astype(np.float32)
-        factor = scale[:, g] * x_scale[:, g, None]
-        y = (dot.astype(np.float64) * factor + y).astype(np.float32)
         if minimum is not None:
-            total = x_scale[:, g] * x_codes[:, g].sum(axis=1).astype(np.float32)
+            total = x_codes[:, g].sum(axis=1).astype(np.float64)
             y = (minimum[:, g].astype(np.float64) * total[:, None] + y).astype(np.float32)
-    return y
+        dot = (x_codes[:, g].astype(np.int64) @ codes[:, g].T).astype(np.float32)
+        y = (dot.astype(np.float64) * scale[:, g].astype(np.float64) + y).astype(np.float32)
+    return y * x_scale[:, None]

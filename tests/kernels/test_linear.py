@@ -102,12 +102,12 @@ def test_shapes_of_a_real_model(isa: str, case: Case, n: int, k: int, rng: np.ra
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("case", GROUP_CASES, ids=names)
 def test_group_formats_are_close_to_float64(isa: str, case: Case, rng: np.random.Generator) -> None:
-    """Each input is off by at most half a step of its group, and the errors are independent."""
+    """Each input is off by at most half a step of its row, and the errors are independent."""
     weight = case.make(rng, 64, 1520 if case.fits(1520) else 1536)
     x = activations(rng, 9, weight.shape[1])
     w = weight.dequantize().astype(np.float64)
     _, scale = quantize_activations(x)
-    step = np.repeat(scale, 32, axis=1)[:, : weight.shape[1]].astype(np.float64)
+    step = np.broadcast_to(scale[:, None], x.shape).astype(np.float64)
     deviation = np.sqrt((step**2 / 12) @ (w**2).T)
     error = np.abs(probe(isa, weight).run(x) - x.astype(np.float64) @ w.T)
     assert np.all(error <= 5 * deviation)
