@@ -9,6 +9,7 @@ OctavoError
 ├── ValidationError        one request is wrong (names parameter and value; HTTP 400)
 ├── RequestError           one request failed while running (HTTP 500 for that request alone)
 ├── EngineDeadError        the engine core is gone (HTTP 503)
+│   └── EngineRestartingError  for now: another one is being started
 ├── KernelError            a backend cannot run an op
 └── InvariantError         octavo's own bookkeeping is wrong: a bug
 """
@@ -63,6 +64,10 @@ class RequestError(OctavoError):
 
 class EngineDeadError(OctavoError):
     """The engine core process ended unexpectedly or cannot be reached."""
+
+
+class EngineRestartingError(EngineDeadError):
+    """The engine core died and another one is being started; the request may be sent again."""
 
 
 class KernelError(OctavoError):

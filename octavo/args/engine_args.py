@@ -25,6 +25,7 @@ from octavo.config import (
     SamplingConfig,
     SchedulerConfig,
     ServerConfig,
+    SupervisorConfig,
 )
 from octavo.exceptions import ConfigError
 
@@ -34,6 +35,7 @@ SECTIONS: dict[str, type] = {
     "scheduler": SchedulerConfig,
     "backend": BackendConfig,
     "sampling": SamplingConfig,
+    "supervisor": SupervisorConfig,
 }
 
 _SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]{1,2})?)\s*([kmgt]?)(i?b?)\s*", re.IGNORECASE)

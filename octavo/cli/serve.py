@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(namespace: argparse.Namespace) -> int:
-    """Serve until told to stop; 0 after a requested stop, 1 when the engine could not start."""
+    """Serve until told to stop; 0 after a requested stop, 1 when the engine could not start or died for good."""
     started = time.monotonic()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     engine_config, server_config = engine_config_from_namespace(namespace), server_config_from_namespace(namespace)
@@ -146,7 +146,7 @@ class Serving:
         self._http, http.should_exit = http, self._stopping
         serving = asyncio.create_task(http.serve(sockets=[self.listener]))
         await asyncio.wait({serving, self._starting}, return_when=asyncio.FIRST_COMPLETED)
-        failed = self._start_failure()
+        failed = self._failure()
         if failed is not None:
             print(f"octavo serve: {failed}", file=sys.stderr, flush=True)
             http.should_exit = True
@@ -159,8 +159,8 @@ class Serving:
             await self.state.engine.shutdown()
         return 1 if failed is not None else 0
 
-    def _start_failure(self) -> str | None:
-        """Why the engine did not start, in a line; None if it did, is still starting, or was told to stop."""
+    def _failure(self) -> str | None:
+        """Why there is no engine, in a line; None if there is one, or will be, or was told to stop."""
         assert self._starting is not None
         if not self._starting.done() or self._starting.cancelled():
             return None
@@ -168,7 +168,7 @@ class Serving:
         if error is None:
             return None
         if not isinstance(error, OctavoError):
-            logging.getLogger("octavo.server").error("the engine failed to start", exc_info=error)
+            logging.getLogger("octavo.server").error("the engine failed", exc_info=error)
         self.state.failure = str(error) or repr(error)
         return self.state.failure
 
@@ -190,7 +190,7 @@ class Serving:
             self._draining = asyncio.create_task(self.state.engine.shutdown(timeout))
 
     async def _start_engine(self) -> None:
-        """Fetch, load, and open the doors. Raises ConfigError, ModelError or EngineDeadError."""
+        """Fetch, load, and open the doors. Raises ConfigError or ModelError then, EngineDeadError whenever."""
         from octavo.args.resolve import resolve_engine_config
         from octavo.engine.async_llm import AsyncLLM
         from octavo.entrypoints.fingerprint import fingerprint
@@ -220,6 +220,7 @@ class Serving:
         self.state.system_fingerprint = fingerprint(config, engine.info)
         self.state.engine, self.state.phase = engine, "ready"
         self._print_screen(config)
+        raise await engine.gone()
 
     def _on_phase(self, name: str) -> None:
         self.state.phase, self.state.progress = name, None

@@ -12,8 +12,9 @@ from octavo.config.engine import (
     ModelConfig,
     SamplingConfig,
     SchedulerConfig,
+    SupervisorConfig,
 )
 from octavo.config.server import ServerConfig
 
 __all__ = ["BackendConfig", "CacheConfig", "EngineConfig", "LogprobsMode", "ModelConfig", "SamplingConfig"]
-__all__ += ["SchedulerConfig", "ServerConfig"]
+__all__ += ["SchedulerConfig", "ServerConfig", "SupervisorConfig"]

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 from octavo.exceptions import ConfigError
 
 MAX_TOKENS = 2**31 - 1  # of a context, and of a step
+MAX_SECONDS = 1e6  # of any time-out
 MAX_SAMPLES = 16384  # of one prompt
 
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
@@ -153,6 +154,24 @@ class SamplingConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SupervisorConfig:
+    """What happens when the engine core dies or hangs. Only servers (AsyncLLM) have a supervisor."""
+
+    max_core_restarts: int = option(3, "restarts of a dead engine core within --core-restart-window before giving up")
+    core_restart_window: float = option(300.0, "seconds over which restarts are counted")
+    core_restart_backoff: float = option(
+        1.0, "seconds before the second restart within the window; doubled for each further one"
+    )
+    core_restart_wait: float = option(60.0, "seconds that requests wait for a restarting engine core before a 503")
+    step_timeout: float = option(300.0, "seconds of silence after which a busy engine core counts as hung (0: never)")
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.max_core_restarts <= 1000, "max_core_restarts", self.max_core_restarts, "0..1000")
+        for name in ("core_restart_window", "core_restart_backoff", "core_restart_wait", "step_timeout"):
+            _require(0 <= getattr(self, name) <= MAX_SECONDS, name, getattr(self, name), f"0..{MAX_SECONDS:g}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """Everything one engine core needs. Paths and sizes left None are filled in by ``args.resolve``."""
 
@@ -161,3 +180,4 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     backend: BackendConfig = field(default_factory=BackendConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    supervisor: SupervisorConfig = field(default_factory=SupervisorConfig)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from octavo.config.engine import _require, option
-
-MAX_SECONDS = 1e6
+from octavo.config.engine import MAX_SECONDS, _require, option
 
 
 @dataclass(frozen=True, kw_only=True)

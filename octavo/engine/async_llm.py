@@ -1,9 +1,10 @@
 """AsyncLLM: the engine for servers. The engine core runs in its own process; this side speaks text.
 
-    generate() -> InputProcessor -> AsyncCoreClient ~~> core process
+    generate() -> InputProcessor -> Gate -> AsyncCoreClient ~~> core process
     stream     <- OutputCollector <- OutputProcessor <- _pump() <~~ core process
 
-Knows nothing of HTTP.
+When the core dies, the supervisor starts another one. Requests whose callers have been given nothing yet are computed
+again there, once; all others end with an error. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -17,13 +18,24 @@ from collections.abc import AsyncGenerator, Callable
 
 from octavo.config import EngineConfig
 from octavo.engine.core_client import AsyncCoreClient
+from octavo.engine.fault_log import tell
+from octavo.engine.gate import Gate
 from octavo.engine.input_processor import InputProcessor
 from octavo.engine.output_collector import OutputCollector
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.outputs import RequestOutput
 from octavo.engine.parallel_sampling import ParentRequest
-from octavo.exceptions import EngineDeadError, RequestError, ValidationError
-from octavo.messages import EngineCoreOutputs, EngineCoreRequest, EngineInfo, FinishReason, SamplingParams
+from octavo.engine.supervisor import Supervisor
+from octavo.exceptions import EngineDeadError, EngineRestartingError, OctavoError, RequestError, ValidationError
+from octavo.messages import (
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EngineInfo,
+    FinishReason,
+    RequestFault,
+    SamplingParams,
+    SchedulerStats,
+)
 from octavo.metrics.prometheus import EngineMetrics
 from octavo.metrics.stats import IterationStats
 from octavo.metrics.throughput import ThroughputLog
@@ -63,7 +75,10 @@ class AsyncLLM:
             "kv_cache_memory_bytes": str(info.kv_cache_bytes),
         }
         self.metrics = EngineMetrics(name, info.max_model_len, cache_info)
-        self._client = client
+        self._supervisor = Supervisor(config, client, info)
+        self._gate = Gate(self._submit, self._release)
+        self._restart_wait = config.supervisor.core_restart_wait
+        self._gone: asyncio.Future[EngineDeadError] = asyncio.get_running_loop().create_future()
         self._input = InputProcessor(tokenizer, info, config)
         self._output = OutputProcessor(tokenizer, config.sampling.stream_interval)
         self._collectors: dict[ParentRequest, OutputCollector] = {}
@@ -71,7 +86,8 @@ class AsyncLLM:
         self._closing = False
         self._drained = asyncio.Event()
         self._throughput = ThroughputLog()
-        self._tasks = [asyncio.create_task(self._pump()), asyncio.create_task(self._log())]
+        work = (self._pump(), self._log(), self._supervisor.watch())
+        self._tasks = [asyncio.create_task(one) for one in work]
 
     @classmethod
     async def create(cls, config: EngineConfig, on_phase: Callable[[str], None] | None = None) -> AsyncLLM:
@@ -103,7 +119,8 @@ class AsyncLLM:
         """Check the request now, and return its stream; it is submitted when iteration begins.
 
         Raises ValidationError and EngineDeadError at the call. The iterator raises RequestError if a sequence fails
-        while it runs and EngineDeadError if the core dies. Closing or cancelling the iterator aborts the request.
+        while it runs, EngineDeadError if the core dies in the middle of the answer, and EngineRestartingError if it
+        has not come back in time. Closing or cancelling the iterator aborts the request.
         ``request_id`` is only echoed and may repeat. Text is tokenised here, with special tokens; pass token ids to
         choose otherwise. A consumer slower than the engine gets several steps' outputs as one.
         """
@@ -121,7 +138,7 @@ class AsyncLLM:
         self._collectors[parent] = collector
         try:
             self._output.add(parent)
-            self._client.submit(parent.children)
+            self._gate.enter(parent)
             while not parent.finished or collector:
                 output = await collector.get()
                 for completion in output.outputs:
@@ -133,6 +150,21 @@ class AsyncLLM:
             del self._collectors[parent]
             if not self._collectors:
                 self._drained.set()
+
+    def _submit(self, parent: ParentRequest) -> None:
+        """Hand a request to the core; one that cannot be sent ends alone."""
+        try:
+            samples = self._output.restart(parent) if parent.times_submitted else parent.children
+            self._client.submit(samples)
+            parent.times_submitted += 1
+        except Exception as error:
+            self._end(parent, RequestError, RequestFault.of(error, "sending it to the engine core"))
+
+    def _end(self, parent: ParentRequest, kind: type[OctavoError], fault: RequestFault) -> None:
+        """End a request on this side: its stream raises ``kind``."""
+        message = tell(fault, parent.request_id, parent.child_ids[0])
+        self._collectors[parent].fail(kind(message))
+        self._note(self._output.end(parent.child_ids, FinishReason.ERROR, message))
 
     def _abort(self, parent: ParentRequest) -> None:
         """End what still runs of a request, here and in the core."""
@@ -161,30 +193,91 @@ class AsyncLLM:
 
     # ---- from the core
 
+    @property
+    def _client(self) -> AsyncCoreClient:
+        return self._supervisor.client
+
     async def _pump(self) -> None:
-        """Take in the core's messages until it is gone; then tell everybody who waits."""
+        """Take in the core's messages, and its deaths; when there will be no other core, tell everybody who waits."""
         try:
             while True:
-                self._take(await self._client.outputs())
+                try:
+                    outputs = await self._client.outputs()
+                except EngineDeadError as death:
+                    await self._recover(death)
+                else:
+                    self._take(outputs)
         except asyncio.CancelledError:
             raise
         except Exception as error:
             dead = error if isinstance(error, EngineDeadError) else EngineDeadError(f"the front end failed: {error!r}")
-            logger.error("%s", dead, exc_info=None if dead is error else error)
-            self._client.error = self._client.error or dead
+            if dead is not error:
+                logger.error("%s", dead, exc_info=error)
+            self._supervisor.failure = dead
             for collector in self._collectors.values():
                 collector.fail(dead)
             self.num_running = 0
             self._note(self._output.end_all(FinishReason.ERROR, str(dead)))
+            self._gone.set_result(dead)
 
     def _take(self, outputs: EngineCoreOutputs) -> None:
         processed = self._output.process(outputs)
         if processed.abort_ids:
             self._client.submit(abort_ids=processed.abort_ids)
+        if len(self._output):
+            self._client.expect_answer()
         if outputs.stats is not None:
             self.num_running = outputs.stats.num_running
         self.metrics.record(outputs.stats, processed.iteration)
         self._throughput.record(outputs.stats, processed.iteration)
+        self._gate.heard([output.request_id for output in outputs.outputs])
+
+    async def _recover(self, death: EngineDeadError) -> None:
+        """Put another core in the place of the dead one. Raises EngineDeadError if there is to be none."""
+        suspect = self._gate.on_trial
+        self._gate.close()
+        if self._closing:
+            raise death
+        again = self._sort_out(death, suspect)
+        self.num_running = 0
+        self._throughput.record(SchedulerStats(), IterationStats())
+        patience = asyncio.get_running_loop().call_later(self._restart_wait, self._refuse_waiting)
+        try:
+            await self._supervisor.replace(death)
+        finally:
+            patience.cancel()
+        self.metrics.count_restart(self.num_waiting)
+        self._gate.open(again)
+
+    def _sort_out(self, death: EngineDeadError, suspect: ParentRequest | None) -> list[ParentRequest]:
+        """Of what the dead core had: end what its caller has seen a part of, and what is to blame; return the rest.
+
+        To blame is the ``suspect`` that was on trial; without one, whoever has been computed again before.
+        """
+        again = []
+        for parent in [p for p in self._collectors if p.times_submitted and not p.finished]:
+            collector = self._collectors[parent]
+            if collector.taken:
+                fault = RequestFault("the engine core died in the middle of this answer; please ask again", str(death))
+                self._end(parent, EngineDeadError, fault)
+            elif parent is suspect or (suspect is None and parent.times_submitted > 1):
+                fault = RequestFault("the engine core died twice while it computed this request", str(death))
+                self._end(parent, RequestError, fault)
+            else:
+                collector.hold()  # what comes of it may be void once more
+                again.append(parent)
+        return again
+
+    def _release(self) -> None:
+        """No suspect is left: what was held back may be seen."""
+        for collector in self._collectors.values():
+            collector.release()
+
+    def _refuse_waiting(self) -> None:
+        """The new core takes too long: whoever waits for it is told to come again."""
+        fault = RequestFault("the engine core is restarting; please ask again")
+        for parent in [p for p in self._collectors if not p.finished]:
+            self._end(parent, EngineRestartingError, fault)
 
     def _note(self, iteration: IterationStats) -> None:
         self.metrics.record(None, iteration)
@@ -203,15 +296,17 @@ class AsyncLLM:
     # ---- life
 
     def _check_alive(self) -> None:
-        if self._client.error is not None:
-            raise self._client.error
         if self._closing:
             raise EngineDeadError("the engine is shutting down")
+        self._supervisor.check(patience=self._restart_wait)
 
     async def check_health(self) -> None:
-        """Raises EngineDeadError if the core is gone."""
-        if self._client.error is not None:
-            raise self._client.error
+        """Raises EngineDeadError if the core is gone, EngineRestartingError if only for now."""
+        self._supervisor.check()
+
+    async def gone(self) -> EngineDeadError:
+        """Why there is no engine core any more; waits for that moment, which an orderly shutdown never brings."""
+        return await asyncio.shield(self._gone)
 
     async def shutdown(self, drain_seconds: float = 0.0) -> None:
         """Refuse new requests, give running ones ``drain_seconds``, abort the rest, end the process. Idempotent.
@@ -219,7 +314,7 @@ class AsyncLLM:
         A second call while the first one drains does not wait for it.
         """
         self._closing = True
-        if self._collectors and self._client.error is None and drain_seconds > 0:
+        if self._collectors and self._supervisor.failure is None and drain_seconds > 0:
             self._drained.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._drained.wait(), drain_seconds)

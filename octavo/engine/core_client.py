@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 
@@ -77,7 +78,7 @@ class AsyncCoreClient:
     """The core in a child process, from the side of one event loop.
 
     Requests and aborts of one turn of the loop travel as one message. The death of the process is noticed by waiting
-    for it, not by asking.
+    for it, not by asking. ``owes_since``: since when (``time.monotonic()``) a core that has work has been silent.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -93,6 +94,7 @@ class AsyncCoreClient:
         self._ending: asyncio.Future[None] | None = None
         self._receiving: asyncio.Future[bytes] | None = None
         self.error: EngineDeadError | None = None  # why the core is gone
+        self.owes_since: float | None = None
 
         folder = tempfile.mkdtemp(prefix="octavo-")  # mode 0700
         if len(folder) > IPC_PATH_MAX:
@@ -138,6 +140,11 @@ class AsyncCoreClient:
             error = EngineDeadError(f"the engine core ended with status {code}")
             self._loop.call_later(LAST_WORDS_SECONDS, self._die, error)
 
+    def kill(self, reason: str) -> None:
+        """End the process at once, because of ``reason``, which :meth:`outputs` then raises."""
+        self.error = self.error or EngineDeadError(reason)
+        self._process.kill()
+
     def _die(self, error: EngineDeadError) -> None:
         self.error = self.error or error
         if self._receiving is not None:
@@ -158,27 +165,31 @@ class AsyncCoreClient:
                 return message.ready
 
     async def outputs(self) -> EngineCoreOutputs:
-        """The next step's outputs. Raises EngineDeadError once the core is gone, at once, not at the next message."""
+        """The next step's outputs. Raises EngineDeadError once the core is gone and all that it said has been read."""
         while True:
             message = await self._receive()
             if message.outputs is not None:
+                stats = message.outputs.stats
+                idle = stats is not None and stats.num_running == stats.num_waiting == 0
+                self.owes_since = None if idle else time.monotonic()
                 return message.outputs
             if message.failure is not None:
                 self.error = EngineDeadError(f"the engine core failed: {message.failure.message}")
                 raise self.error
 
     async def _receive(self) -> Message:
-        if self.error is not None:
-            raise self.error
-        self._receiving = receiving = asyncio.ensure_future(self._messages.recv())
-        try:
-            return self._decoder.decode(await receiving)
-        except asyncio.CancelledError:
-            if self.error is not None:
-                raise self.error from None
-            raise
-        finally:
-            self._receiving = None
+        while self.error is None:
+            self._receiving = receiving = asyncio.ensure_future(self._messages.recv())
+            try:
+                return self._decoder.decode(await receiving)
+            except asyncio.CancelledError:
+                if self.error is None:
+                    raise
+            finally:
+                self._receiving = None
+        if not self._closing and await self._messages.poll(0):  # said before it died
+            return self._decoder.decode(await self._messages.recv())
+        raise self.error
 
     def submit(self, requests: Sequence[EngineCoreRequest] = (), abort_ids: Sequence[str] = ()) -> None:
         """Send requests and aborts, together with all others of this turn of the event loop. Never blocks.
@@ -188,8 +199,14 @@ class AsyncCoreClient:
         packed = [PackedRequest(one.request_id, msgspec.Raw(self._encoder.encode(one))) for one in requests]
         if not self._requests and not self._abort_ids:
             self._loop.call_soon(self._flush)
+        self.expect_answer()
         self._requests += packed
         self._abort_ids += abort_ids
+
+    def expect_answer(self) -> None:
+        """The core has work, whatever it said last."""
+        if self.owes_since is None:
+            self.owes_since = time.monotonic()
 
     def _flush(self) -> None:
         command = Command(requests=self._requests, abort_ids=self._abort_ids)

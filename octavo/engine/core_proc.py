@@ -7,6 +7,8 @@ running requests have been given their time. Knows nothing of text or HTTP.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import logging
 import os
 import shutil
@@ -34,6 +36,7 @@ from octavo.messages import (
 logger = logging.getLogger(__name__)
 
 IDLE_CHECK_MS = 1000  # idle for so long, the core checks its invariants once; then it sleeps until a command comes
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 LINGER_MS = 1000  # how long the last messages may take to leave
 
 
@@ -52,7 +55,12 @@ def read_launch(stream: BinaryIO) -> Launch:
 
 
 def exit_with_parent(stream: BinaryIO, folder: str) -> None:
-    """End this process at once when ``stream`` closes, and remove ``folder``."""
+    """End this process at once when ``stream`` closes, and remove ``folder``.
+
+    A process that somebody has stopped could not do that: where the system can, it wakes this one first.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # Linux has it
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
 
     def watch() -> None:
         while stream.read(1):

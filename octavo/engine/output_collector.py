@@ -32,12 +32,17 @@ def merge_delta(older: CompletionOutput, newer: CompletionOutput) -> CompletionO
 
 
 class OutputCollector:
-    """Outputs in, outputs out, merged while nobody takes them. True while it holds one."""
+    """Outputs in, outputs out, merged while nobody takes them. True while it holds one.
+
+    ``taken``: the consumer has been given something. While ``held``, it is given nothing but errors.
+    """
 
     def __init__(self, kind: RequestOutputKind) -> None:
         self._kind = kind
         self._output: RequestOutput | None = None
         self._error: Exception | None = None
+        self.taken = False
+        self._held = False
         self._waiter: asyncio.Future[None] | None = None  # of the consumer; half the price of an Event
 
     def __bool__(self) -> bool:
@@ -53,6 +58,17 @@ class OutputCollector:
             self._error = error
         self._wake()
 
+    def hold(self) -> None:
+        """Keep what comes until :meth:`release`. Forget what nobody has taken of samples that have not ended."""
+        self._held = True
+        if self._output is not None:
+            self._output.outputs = [sample for sample in self._output.outputs if sample.finished]
+            self._output = self._output if self._output.outputs else None
+
+    def release(self) -> None:
+        self._held = False
+        self._wake()
+
     def fail(self, error: Exception) -> None:
         """What :meth:`get` raises from now on."""
         self._error = error
@@ -65,8 +81,9 @@ class OutputCollector:
     async def get(self) -> RequestOutput:
         """All that came since the last call, as one output; waits for the first. Raises the error of :meth:`fail`."""
         while self._error is None:
-            if self._output is not None:
+            if self._output is not None and not self._held:
                 output, self._output = self._output, None
+                self.taken = True
                 return output
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter

@@ -1,18 +1,17 @@
 """From the core's tokens to the caller's text: detokenising, stop strings, logprobs, and the times of each request.
 
 One fault here (a detokeniser's exception) ends one request. Every request that fails, wherever it did, is one line in
-the log, written here: error id, the caller's id, the engine's, the cause. Knows nothing of sockets or HTTP.
+the log, written from here: error id, the caller's id, the engine's, the cause. Knows nothing of sockets or HTTP.
 """
 
 from __future__ import annotations
 
-import logging
 import time
-import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from octavo.engine.detokenizer import IncrementalDetokenizer
+from octavo.engine.fault_log import tell
 from octavo.engine.outputs import CompletionOutput, FlatLogprobs, Logprob, RequestMetrics
 from octavo.engine.parallel_sampling import ParentRequest
 from octavo.messages import (
@@ -27,8 +26,6 @@ from octavo.messages import (
 )
 from octavo.metrics.stats import FinishedRequest, IterationStats
 from octavo.tokenizer.base import Tokenizer
-
-logger = logging.getLogger(__name__)
 
 PromptLogprobs = list[dict[int, Logprob] | None] | FlatLogprobs
 
@@ -85,19 +82,29 @@ class OutputProcessor:
     def add(self, parent: ParentRequest) -> None:
         """Begin to follow all samples of a request."""
         for child in parent.children:
-            params = child.sampling_params
-            detokenizer = None
-            if params.detokenize:
-                detokenizer = IncrementalDetokenizer(self._tokenizer, params, child.prompt_token_ids)
-            self._samples[child.request_id] = Sample(
-                request=child,
-                parent=parent,
-                detokenizer=detokenizer,
-                metrics=RequestMetrics(arrival_time=child.arrival_time),
-                logprobs=_new_logprobs(params) if params.wants_logprobs else None,
-                prompt_logprobs=_unscored(child) if params.wants_prompt_logprobs else None,
-                interval=max(params.stream_interval or 1, self._stream_interval),
-            )
+            self._begin(parent, child)
+
+    def restart(self, parent: ParentRequest) -> list[EngineCoreRequest]:
+        """Forget what has come of the samples of a request that have not ended; they are to be computed again."""
+        again = [child for child in parent.children if child.request_id in self._samples]
+        for child in again:
+            self._begin(parent, child)
+        return again
+
+    def _begin(self, parent: ParentRequest, child: EngineCoreRequest) -> None:
+        params = child.sampling_params
+        detokenizer = None
+        if params.detokenize:
+            detokenizer = IncrementalDetokenizer(self._tokenizer, params, child.prompt_token_ids)
+        self._samples[child.request_id] = Sample(
+            request=child,
+            parent=parent,
+            detokenizer=detokenizer,
+            metrics=RequestMetrics(arrival_time=child.arrival_time),
+            logprobs=_new_logprobs(params) if params.wants_logprobs else None,
+            prompt_logprobs=_unscored(child) if params.wants_prompt_logprobs else None,
+            interval=max(params.stream_interval or 1, self._stream_interval),
+        )
 
     def process(self, outputs: EngineCoreOutputs) -> Processed:
         """Apply one step's outputs. Those of sequences that have already ended here are ignored. Never raises."""
@@ -143,7 +150,7 @@ class OutputProcessor:
         sample.token_ids += new_ids
         reason, stop_reason = output.finish_reason, output.stop_reason
         if reason == FinishReason.ERROR:
-            stop_reason = told(sample, output.error or RequestFault("internal error"))
+            stop_reason = self._tell(sample, output.error or RequestFault("internal error"))
         sample.num_unsent += len(new_ids)
         if sample.detokenizer is not None:
             shown = new_ids
@@ -176,13 +183,17 @@ class OutputProcessor:
 
     def _break(self, sample: Sample, fault: RequestFault, iteration: IterationStats) -> None:
         """End a sequence whose output cannot be made: its last one says why, and has no text."""
-        reason = told(sample, fault)
+        reason = self._tell(sample, fault)
         if self._samples.pop(sample.request.request_id, None) is None:
             return  # it had ended already
         index = sample.request.sample_index
         bare = CompletionOutput(index, "", [], finish_reason=FinishReason.ERROR.value, stop_reason=reason)
         sample.parent.emit(bare, sample.metrics, sample.num_cached_tokens, None)
         iteration.finished.append(_finished(sample, FinishReason.ERROR))
+
+    @staticmethod
+    def _tell(sample: Sample, fault: RequestFault) -> str:
+        return tell(fault, sample.parent.request_id, sample.request.request_id)
 
     def _completion(self, sample: Sample, reason: str | None, stop_reason: int | str | None) -> CompletionOutput:
         """What the caller sees of a sample: with DELTA what is unsent, else all of it."""
@@ -254,14 +265,6 @@ class OutputProcessor:
         else:
             iteration.inter_token_seconds.append(now - metrics.last_token_time)
         metrics.last_token_time = now
-
-
-def told(sample: Sample, fault: RequestFault) -> str:
-    """What the client is told of a fault, after the log has been: both name the same error id."""
-    error_id = uuid.uuid4().hex
-    child, parent = sample.request.request_id, sample.parent.request_id
-    logger.error("error %s: request %s (%s) failed: %s", error_id, parent, child, fault.cause or fault.message)
-    return f"{fault.message} (error id {error_id})"
 
 
 def _new_logprobs(params: SamplingParams) -> list[dict[int, Logprob]] | FlatLogprobs:

@@ -45,6 +45,7 @@ class ParentRequest:
         self.n = request.sampling_params.n
         self.children = fan_out(request)
         self.longest_sample = 0  # tokens, of the samples that have ended
+        self.times_submitted = 0  # to an engine core
         self._sink = sink
         self._latest: dict[int, CompletionOutput] = {}
         self._unfinished = self.n

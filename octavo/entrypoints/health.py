@@ -10,24 +10,26 @@ from octavo.entrypoints.openai.answers import ServerHealth, ServerVersion
 from octavo.entrypoints.openai.openapi import describe_answer
 from octavo.entrypoints.openai.routing import server_state
 from octavo.entrypoints.openai.sse import json_response
-from octavo.exceptions import EngineDeadError
+from octavo.exceptions import EngineDeadError, EngineRestartingError
 
 router = APIRouter()
 
 HEALTH = {
     **describe_answer(ServerHealth),
-    503: {**describe_answer(ServerHealth)[200], "description": "loading, or dead"},
+    503: {**describe_answer(ServerHealth)[200], "description": "loading, restarting, or dead"},
 }
 
 
 @router.get("/health", response_class=Response, responses=HEALTH)
 async def health(request: Request) -> Response:
-    """200 when requests are served; 503 while loading (with the phase) and after the engine has died."""
+    """200 when requests are served; 503 while loading or restarting, and after the engine has died for good."""
     state = server_state(request)
     if state.failure is None and state.engine is None:
         return json_response(ServerHealth("loading", phase=state.phase, progress=state.progress), 503)
     try:
         await state.ready_engine().check_health()
+    except EngineRestartingError as error:
+        return json_response(ServerHealth("restarting", message=str(error)), 503)
     except EngineDeadError as error:
         return json_response(ServerHealth("dead", message=str(error)), 503)
     return json_response(ServerHealth("ok"))

@@ -6,7 +6,7 @@ Updates never raise into the serving path and never decrease a counter. Knows no
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -23,8 +23,6 @@ from octavo.metrics.table import (
 )
 
 logger = logging.getLogger(__name__)
-
-PREFIX = "vllm:"
 
 
 class EngineMetrics:
@@ -57,7 +55,7 @@ class EngineMetrics:
         if metric.kind == "histogram":
             common["buckets"] = metric.buckets or token_count_buckets(max_model_len)
         kind = {"gauge": Gauge, "counter": Counter, "histogram": Histogram}[metric.kind]
-        return kind(PREFIX + metric.name, metric.help, **common)
+        return kind(metric.prefix + metric.name, metric.help, **common)
 
     def _children(self, name: str, label: str, values: tuple[str, ...]) -> dict[str, Any]:
         """Every value of the label exists from the start, at zero."""
@@ -65,12 +63,15 @@ class EngineMetrics:
 
     def record(self, stats: SchedulerStats | None, iteration: IterationStats) -> None:
         """Take in one message from the core. A fault in here is logged once and costs no request anything."""
+        if stats is not None:
+            self._guarded(self._record_scheduler, stats)
+        self._guarded(self._record_iteration, iteration)
+        for request in iteration.finished:
+            self._guarded(self._record_finished, request)
+
+    def _guarded(self, update: Callable[[Any], None], news: Any) -> None:
         try:
-            if stats is not None:
-                self._record_scheduler(stats)
-            self._record_iteration(iteration)
-            for request in iteration.finished:
-                self._record_finished(request)
+            update(news)
         except Exception as error:
             if not self._failed:
                 logger.error("metrics are incomplete from now on", exc_info=error)
@@ -81,6 +82,12 @@ class EngineMetrics:
         self._plain["num_requests_running"].set(running)
         self._plain["num_requests_waiting"].set(waiting)
         self._waiting_reasons["capacity"].set(waiting)
+
+    def count_restart(self, waiting: int) -> None:
+        """The core is a new one: its pool is empty, nothing runs, and ``waiting`` sequences wait."""
+        self._plain["core_restarts"].inc()
+        self._plain["kv_cache_usage_perc"].set(0)
+        self.set_requests(0, waiting)
 
     def _count(self, counter: Any, amount: float) -> None:
         if amount > 0:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from octavo.messages import FinishReason
+
 # fmt: off
 TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
                 80.0, 160.0, 640.0, 2560.0)
@@ -28,13 +30,14 @@ def token_count_buckets(most: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """``buckets`` None: 1-2-5 up to the context length."""
+    """``buckets`` None: 1-2-5 up to the context length. ``prefix``: vLLM's for what vLLM has too."""
 
     name: str
     kind: Literal["gauge", "counter", "histogram"]
     help: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] | None = None
+    prefix: str = "vllm:"
 
 
 METRICS: tuple[Metric, ...] = (
@@ -66,9 +69,10 @@ METRICS: tuple[Metric, ...] = (
     Metric("request_params_max_tokens", "histogram", "max_tokens of a request."),
     Metric("request_params_n", "histogram", "n of a request.", (), N_BUCKETS),
     Metric("iteration_tokens_total", "histogram", "Tokens computed in one step.", (), ITERATION_BUCKETS),
+    Metric("core_restarts", "counter", "Times that a dead engine core was replaced.", prefix="octavo:"),
     Metric("cache_config_info", "gauge", "The KV cache's configuration, as labels; always 1."),
 )
 
 WAITING_REASONS = ("capacity", "deferred")
-FINISHED_REASONS = ("stop", "length", "abort", "error")
+FINISHED_REASONS = tuple(reason.value for reason in FinishReason)
 PROMPT_TOKEN_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")

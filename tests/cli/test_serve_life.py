@@ -119,8 +119,13 @@ def test_a_second_signal_stops_at_once(server: RunningServer) -> None:
     assert received < 480 * 16
 
 
-def test_the_death_of_the_engine_core_is_told(server: RunningServer) -> None:
-    core = int(Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()[0])
+def core_of(server: RunningServer) -> int:
+    """Process id of the engine core: the server's only child."""
+    return int(Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()[0])
+
+
+def test_a_dead_engine_core_is_replaced(server: RunningServer) -> None:
+    core = core_of(server)
     fields = {"prompt": "Once", "max_tokens": 480, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=fields, timeout=60) as response:
         lines = response.iter_lines()
@@ -129,10 +134,26 @@ def test_the_death_of_the_engine_core_is_told(server: RunningServer) -> None:
         told = [line for line in lines if line.startswith("data: {") and '"error"' in line]
     assert len(told) == 1
     assert '"code":503' in told[0]
-    assert httpx.get(f"{server.url}/health").status_code == 503
-    refused = httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"})
-    assert refused.status_code == 503
-    assert "engine core" in refused.json()["error"]["message"]
+    health = httpx.get(f"{server.url}/health")
+    assert (health.status_code, health.json()["status"]) == (503, "restarting")
+    fields = {"prompt": "x", "max_tokens": 3, "temperature": 0}
+    patient = httpx.post(f"{server.url}/v1/completions", json=fields, timeout=60)
+    assert patient.json()["usage"]["completion_tokens"] == 3
+    assert httpx.get(f"{server.url}/health").status_code == 200
+    assert server.metric("octavo:core_restarts_total") == 1
+    assert core_of(server) != core
+    assert server.stop() == 0
+
+
+def test_a_core_that_keeps_dying_ends_the_server(smollm2_path: str) -> None:
+    with running_server(smollm2_path, *FLAGS, "--max-core-restarts", "1") as server:
+        server.wait_until_ready()
+        os.kill(core_of(server), signal.SIGKILL)
+        server.wait_for_line("(the engine core is back)")
+        os.kill(core_of(server), signal.SIGKILL)
+        assert server.process.wait(60) == 1
+        cause = server.wait_for_line(r"octavo serve: (.*)")
+    assert cause == "the engine core was killed by signal 9 (restarts in the last 300 s: 1)"
 
 
 def test_the_api_key_from_the_environment(smollm2_path: str, monkeypatch: pytest.MonkeyPatch) -> None:

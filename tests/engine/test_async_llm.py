@@ -19,7 +19,7 @@ import pytest
 from octavo.engine.async_llm import AsyncLLM
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.outputs import RequestOutput
-from octavo.exceptions import ConfigError, EngineDeadError, ModelError, ValidationError
+from octavo.exceptions import ConfigError, EngineDeadError, ModelError, RequestError, ValidationError
 from octavo.messages import RequestOutputKind, SamplingParams
 
 from .tiny_llama import make_config
@@ -83,7 +83,7 @@ async def test_a_request_that_cannot_be_sent_fails_alone(tiny_async: AsyncLLM) -
     """msgpack carries no lone surrogate: the stop string of one request must not take another with it."""
     good = asyncio.create_task(read(tiny_async, [1, 2], params(5)))
     bad = asyncio.create_task(read(tiny_async, [1, 2], params(5, stop=["\ud800"])))
-    with pytest.raises(UnicodeEncodeError):
+    with pytest.raises(RequestError, match="sending it"):
         await bad
     assert len(await good) == 5
     await settled(tiny_async)
@@ -208,7 +208,8 @@ async def settled_core(engine: AsyncLLM) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_killed_core_is_noticed_by_all(tiny_async: AsyncLLM) -> None:
+async def test_killed_core_is_noticed_by_all(tiny_model: str) -> None:
+    tiny_async = await AsyncLLM.create(make_config(tiny_model, max_core_restarts=0))
     streams = [tiny_async.generate([i + 1], params(LONG, n=1 + i % 2)) for i in range(20)]
     waiting = [asyncio.create_task(drain(stream)) for stream in streams]
     while not (tiny_async.num_running and tiny_async.num_waiting):
@@ -223,6 +224,7 @@ async def test_killed_core_is_noticed_by_all(tiny_async: AsyncLLM) -> None:
         tiny_async.generate([1], params())
     assert successes(tiny_async)["error"] == 30
     assert (tiny_async.num_running, tiny_async.num_active) == (0, 0)
+    await tiny_async.shutdown()
 
 
 async def drain(stream: Any) -> None:
@@ -287,7 +289,8 @@ async def test_a_missing_tokenizer_ends_the_start(tiny_model: str, tmp_path: Pat
         await AsyncLLM.create(make_config(str(tmp_path)))
 
 
-async def test_a_core_that_fails_says_why(tiny_async: AsyncLLM) -> None:
+async def test_a_core_that_fails_says_why(tiny_model: str) -> None:
+    tiny_async = await AsyncLLM.create(make_config(tiny_model, max_core_restarts=0))
     stream = tiny_async.generate([1], params(LONG))
     await anext(stream)
     tiny_async._client._commands.send(b"junk")
@@ -295,6 +298,7 @@ async def test_a_core_that_fails_says_why(tiny_async: AsyncLLM) -> None:
         await drain(stream)
     with pytest.raises(EngineDeadError, match="Expected `object`"):
         await tiny_async.check_health()
+    await tiny_async.shutdown()
 
 
 async def test_phases_are_told_in_order(tiny_model: str) -> None:
@@ -304,8 +308,9 @@ async def test_phases_are_told_in_order(tiny_model: str) -> None:
     await engine.shutdown()
 
 
-def test_the_core_dies_with_its_parent(tiny_model: str) -> None:
-    """Kill -9 of the front end: the core process ends by itself, and leaves no files."""
+@pytest.mark.parametrize("stop", [False, True], ids=["awake", "stopped"])
+def test_the_core_dies_with_its_parent(tiny_model: str, stop: bool) -> None:
+    """Kill -9 of the front end: the core process ends by itself, stopped or not, and leaves no files."""
     program = f"""
         import asyncio, os, signal, sys
         from octavo.engine.async_llm import AsyncLLM
@@ -313,6 +318,8 @@ def test_the_core_dies_with_its_parent(tiny_model: str) -> None:
         async def main():
             engine = await AsyncLLM.create(make_config({tiny_model!r}))
             print(engine.core_pid, len(os.listdir(os.environ["TMPDIR"])), flush=True)
+            if {stop}:
+                os.kill(engine.core_pid, signal.SIGSTOP)
             os.kill(os.getpid(), signal.SIGKILL)
         asyncio.run(main())
     """

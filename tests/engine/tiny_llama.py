@@ -10,7 +10,15 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from octavo.config import BackendConfig, CacheConfig, EngineConfig, ModelConfig, SamplingConfig, SchedulerConfig
+from octavo.config import (
+    BackendConfig,
+    CacheConfig,
+    EngineConfig,
+    ModelConfig,
+    SamplingConfig,
+    SchedulerConfig,
+    SupervisorConfig,
+)
 
 BOS, EOS = "<|bos|>", "<|eos|>"
 VOCAB, HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, INNER = 320, 32, 2, 4, 2, 8, 48
@@ -87,6 +95,7 @@ def make_config(model: str, *, kv_tokens: int = 2048, **changes: Any) -> EngineC
         "scheduler": {"max_num_seqs": 16, "max_num_batched_tokens": 128},
         "backend": {"backend": "reference"},
         "sampling": {},
+        "supervisor": {},
     }
     classes = {
         "model": ModelConfig,
@@ -94,6 +103,7 @@ def make_config(model: str, *, kv_tokens: int = 2048, **changes: Any) -> EngineC
         "scheduler": SchedulerConfig,
         "backend": BackendConfig,
         "sampling": SamplingConfig,
+        "supervisor": SupervisorConfig,
     }
     for name, value in changes.items():
         section = next(s for s, c in classes.items() if name in c.__dataclass_fields__)

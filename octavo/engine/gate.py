@@ -1,0 +1,67 @@
+"""The gate before the engine core: who may go to it now, and in which order after a restart.
+
+    open     everybody goes straight through
+    closed   there is no core: everybody waits
+    trial    a new core: the requests that the dead one had go first, each when the one before it has been answered.
+             If the core dies again, it was the last one's doing. Then everybody else follows in order.
+
+Knows nothing of cores, sockets or text.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from octavo.engine.parallel_sampling import ParentRequest
+
+
+class Gate:
+    """``submit`` hands a request to the core; it may finish the request instead, but does not raise.
+
+    ``on_trial`` is the suspect that the core has not answered yet; ``all_clear`` is called when there is none left.
+    """
+
+    def __init__(self, submit: Callable[[ParentRequest], None], all_clear: Callable[[], None]) -> None:
+        self.on_trial: ParentRequest | None = None
+        self._submit, self._all_clear = submit, all_clear
+        self._is_open = True
+        self._again: deque[ParentRequest] = deque()
+        self._waiting: deque[ParentRequest] = deque()
+
+    def enter(self, parent: ParentRequest) -> None:
+        """Submit ``parent``, now or when its turn comes; one that is finished by then is forgotten."""
+        if self._is_open and self.on_trial is None:
+            self._submit(parent)
+        else:
+            self._waiting.append(parent)
+
+    def close(self) -> None:
+        """The core is gone."""
+        self._is_open, self.on_trial = False, None
+
+    def open(self, again: Iterable[ParentRequest]) -> None:
+        """A new core is there; ``again``: what the dead one had and is to be computed anew, in order."""
+        self._again = deque(again)
+        self._is_open = True
+        self._next()
+
+    def heard(self, request_ids: Iterable[str]) -> None:
+        """The core has answered these sequences."""
+        if self.on_trial is not None and not set(self.on_trial.child_ids).isdisjoint(request_ids):
+            self._next()
+
+    def _next(self) -> None:
+        self.on_trial = None
+        while self._again:
+            parent = self._again.popleft()
+            if not parent.finished:
+                self._submit(parent)
+            if not parent.finished:
+                self.on_trial = parent
+                return
+        self._all_clear()
+        while self._waiting:
+            parent = self._waiting.popleft()
+            if not parent.finished:
+                self._submit(parent)

@@ -1,0 +1,117 @@
+"""Keeps an engine core running: notices that one hangs, and puts another one in the place of one that has died.
+
+    client.outputs() raises EngineDeadError ── replace() ── back-off, start, ready
+                                                        └── too often: EngineDeadError for good
+    watch() kills a core that owes an answer and has been silent for ``step_timeout``
+
+Knows nothing of requests: what becomes of those that a dead core had is for ``async_llm`` to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+
+from octavo.config import EngineConfig, SupervisorConfig
+from octavo.engine.core_client import AsyncCoreClient
+from octavo.exceptions import EngineDeadError, EngineRestartingError
+from octavo.messages import EngineInfo
+from octavo.messages.fault import one_line
+
+logger = logging.getLogger(__name__)
+
+LONGEST_LOOK = 5.0  # seconds between two looks of the watchdog, at most
+
+
+class RestartBudget:
+    """At most ``max_core_restarts`` within a sliding window, each later than the one before. ``clock`` in seconds."""
+
+    def __init__(self, config: SupervisorConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        self._config, self._clock = config, clock
+        self._restarts: deque[float] = deque()
+
+    def take(self, death: Exception) -> float:
+        """Seconds to wait before the restart that follows ``death``. Raises EngineDeadError if there may be none."""
+        config, now = self._config, self._clock()
+        while self._restarts and now - self._restarts[0] > config.core_restart_window:
+            self._restarts.popleft()
+        before = len(self._restarts)
+        if before >= config.max_core_restarts:
+            often = f" (restarts in the last {config.core_restart_window:g} s: {before})" if before else ""
+            raise EngineDeadError(f"{one_line(death)}{often}") from death
+        self._restarts.append(now)
+        return config.core_restart_backoff * 2.0 ** (before - 1) if before else 0.0
+
+
+class Supervisor:
+    """One core at a time, on one event loop. ``client`` is the one that is there, or is being started."""
+
+    def __init__(self, config: EngineConfig, client: AsyncCoreClient, info: EngineInfo) -> None:
+        """``client`` is ready, and ``info`` is what it said: each successor gets a pool of the same size."""
+        self.client = client
+        self.phase = ""  # of the start under way
+        self.failure: EngineDeadError | None = None  # why there will be no further core
+        self._policy = config.supervisor
+        self._config = dataclasses.replace(
+            config,
+            cache=dataclasses.replace(config.cache, kv_cache_memory=info.kv_cache_bytes),
+            model=dataclasses.replace(config.model, max_model_len=info.max_model_len),
+        )
+        self._budget = RestartBudget(config.supervisor)
+        self._dead_since: float | None = None
+
+    def check(self, patience: float = 0.0) -> None:
+        """Raises EngineDeadError if there is no core for good, EngineRestartingError if there is none for now.
+
+        For whoever can wait until ``patience`` seconds after the death, there is nothing to say before.
+        """
+        if self.failure is not None:
+            raise self.failure
+        if self._dead_since is not None and time.monotonic() - self._dead_since >= patience:
+            raise EngineRestartingError(f"the engine core is restarting ({self.phase or 'it has just died'})")
+
+    async def replace(self, death: Exception) -> None:
+        """Start cores until one is ready. Raises EngineDeadError, with the last cause, when the budget is used up."""
+        self._dead_since = time.monotonic()
+        cause: Exception | None = death
+        while cause is not None:
+            delay = self._budget.take(cause)
+            logger.error("%s; the next one starts in %g s", one_line(cause), delay)
+            self.phase = "waiting to restart"
+            await self.client.shutdown()
+            await asyncio.sleep(delay)
+            cause = await self._start()
+        logger.warning("the engine core is back after %.1f s", time.monotonic() - self._dead_since)
+        self._dead_since = None
+
+    async def _start(self) -> Exception | None:
+        """Start a core and wait until it is ready; why it is not."""
+        try:
+            self.client = AsyncCoreClient(self._config)
+            await self.client.ready(self._on_phase)
+        except Exception as error:
+            return error
+        return None
+
+    def _on_phase(self, name: str) -> None:
+        self.phase = name
+
+    async def watch(self) -> None:
+        """Kill any core that hangs; runs for ever. Time in which this process itself stood still does not count."""
+        limit = self._policy.step_timeout
+        if limit == 0:
+            return
+        suspect: tuple[AsyncCoreClient, float] | None = None
+        while True:
+            await asyncio.sleep(min(limit / 4, LONGEST_LOOK))
+            since = self.client.owes_since
+            if self._dead_since is not None or since is None or time.monotonic() - since <= limit:
+                suspect = None
+            elif suspect == (self.client, since):  # so at the last look too, and messages were read in between
+                self.client.kill(f"the engine core has not finished a step within {limit:g} s")
+            else:
+                suspect = (self.client, since)

@@ -1,0 +1,281 @@
+"""The core process dies, hangs or loses count: who is answered, who is told, and that it stays bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from octavo.config import SupervisorConfig
+from octavo.engine.async_llm import AsyncLLM
+from octavo.engine.gate import Gate
+from octavo.engine.outputs import RequestOutput
+from octavo.engine.parallel_sampling import ParentRequest
+from octavo.engine.supervisor import RestartBudget
+from octavo.exceptions import EngineDeadError, EngineRestartingError, RequestError
+from octavo.messages import EngineCoreRequest, RequestOutputKind
+from tests.faults.conftest import LONG, Make, metric, params, read, settled
+from tests.faults.faulty_core import Fault
+
+RESTARTS = "octavo:core_restarts_total"
+
+
+async def outcome(engine: AsyncLLM, prompt: list[int], **changes: Any) -> list[list[int]] | Exception:
+    try:
+        return await read(engine, prompt, params(**changes))
+    except Exception as error:
+        return error
+
+
+async def to_the_end(stream: AsyncGenerator[RequestOutput, None]) -> None:
+    async for _ in stream:
+        pass
+
+
+async def restarting(engine: AsyncLLM) -> None:
+    """Wait until the death of the core has been noticed."""
+    while engine._supervisor._dead_since is None:
+        await asyncio.sleep(0.001)
+    with pytest.raises(EngineRestartingError):
+        await engine.check_health()
+
+
+async def test_killed_under_load(make_engine: Make) -> None:
+    """Streams that have begun end with an error; what nobody has seen anything of is computed again, to the token."""
+    engine = await make_engine(max_num_seqs=4)
+    final = RequestOutputKind.FINAL_ONLY
+    unseen: list[dict[str, Any]] = [
+        {"prompt": [4, 5, 6], "output_kind": final, "max_tokens": 200},
+        {"prompt": [4, 5], "output_kind": final, "max_tokens": 100, "n": 3, "temperature": 0.9, "seed": 3},
+        *({"prompt": [7, i], "max_tokens": 20, "temperature": 0.9} for i in range(6)),  # seeds are given in order
+        {"prompt": [6] * 30, "max_tokens": 8, "n": 2, "temperature": 1.0, "seed": 5, "logprobs": 1},
+    ]
+    seeds = [one.get("seed", 100 + i) for i, one in enumerate(unseen)]
+    unseen = [one | {"seed": seed} for one, seed in zip(unseen, seeds)]
+    expected = [await outcome(engine, **one) for one in unseen]
+    streams = [engine.generate([3, i], params(LONG)) for i in range(3)]
+    for stream in streams:
+        await anext(stream)
+    tasks = [asyncio.create_task(outcome(engine, **one)) for one in unseen]
+    while engine.num_running < 4 or engine.num_waiting < 4:
+        await asyncio.sleep(0.001)
+    os.kill(engine.core_pid, signal.SIGKILL)
+    for stream in streams:
+        with pytest.raises(EngineDeadError, match=r"in the middle of this answer.*error id"):
+            await to_the_end(stream)
+    with pytest.raises(EngineRestartingError):
+        await engine.check_health()
+    assert engine.num_running == 0
+    newcomer = asyncio.create_task(outcome(engine, [7, 0], max_tokens=20, temperature=0.9, seed=seeds[2]))
+    assert await asyncio.gather(*tasks) == expected
+    assert await newcomer == expected[2]
+    await settled(engine)
+    assert metric(engine, RESTARTS) == 1
+    assert metric(engine, 'vllm:request_success_total{.*"error".*}') == 3
+
+
+@pytest.mark.parametrize("fault", [Fault.KILL, Fault.SEGFAULT])
+async def test_a_request_that_kills_the_core_is_found_and_not_tried_again(make_engine: Make, fault: Fault) -> None:
+    """It is replayed once, alone: nobody else loses anything by it."""
+    engine = await make_engine(max_core_restarts=2)
+    expected = [await outcome(engine, [5, i]) for i in range(20)]
+    tasks = [asyncio.create_task(outcome(engine, [5, i])) for i in range(10)]
+    poison = asyncio.create_task(outcome(engine, [6], seed=fault))
+    tasks += [asyncio.create_task(outcome(engine, [5, i])) for i in range(10, 20)]
+    error = await poison
+    assert isinstance(error, RequestError)
+    assert "died twice" in str(error)
+    assert await asyncio.gather(*tasks) == expected
+    await settled(engine)
+    assert metric(engine, RESTARTS) == 2
+
+
+async def test_a_request_that_kills_the_core_later(make_engine: Make) -> None:
+    engine = await make_engine()
+    error = await outcome(engine, [6], seed=Fault.KILL_LATER)
+    assert isinstance(error, EngineDeadError)
+    await settled(engine)
+    whole = await outcome(engine, [6], seed=Fault.KILL_LATER, output_kind=RequestOutputKind.FINAL_ONLY)
+    assert isinstance(whole, RequestError)
+    await settled(engine)
+    assert metric(engine, RESTARTS) == 3
+
+
+async def test_a_core_that_hangs_is_killed(make_engine: Make) -> None:
+    engine = await make_engine(step_timeout=0.4)
+    expected = await outcome(engine, [5, 5])
+    hung = asyncio.create_task(outcome(engine, [6], seed=Fault.HANG))
+    other = asyncio.create_task(outcome(engine, [5, 5]))
+    error = await hung
+    assert isinstance(error, RequestError)
+    assert "died twice" in str(error)
+    assert await other == expected
+
+
+async def test_a_stopped_core_is_killed(make_engine: Make) -> None:
+    """Also when all who waited for it have left: the next one finds a core that works."""
+    engine = await make_engine(step_timeout=0.4)
+    expected = await outcome(engine, [5, 5])
+    os.kill(engine.core_pid, signal.SIGSTOP)
+    async with asyncio.timeout(30):
+        task = asyncio.create_task(outcome(engine, [5, 5]))
+        await asyncio.sleep(0.1)
+        task.cancel()
+        while not metric(engine, RESTARTS):
+            await asyncio.sleep(0.02)
+    assert await outcome(engine, [5, 5]) == expected
+
+
+async def test_a_slow_core_is_not_a_hung_one(make_engine: Make) -> None:
+    """Silence while nobody waits, and time in which this process stood still, count for nothing."""
+    engine = await make_engine(step_timeout=0.2)
+    await asyncio.sleep(0.5)
+    stream = engine.generate([5], params(LONG))
+    await anext(stream)
+    await asyncio.get_running_loop().run_in_executor(None, lambda: None)
+    blocked = asyncio.get_running_loop().time() + 0.5
+    while asyncio.get_running_loop().time() < blocked:
+        pass
+    async with aclosing(stream):
+        assert await anext(stream)
+        await asyncio.sleep(0.3)
+    assert metric(engine, RESTARTS) == 0
+
+
+async def test_a_lost_block_is_found_when_idle_and_nobody_notices(make_engine: Make) -> None:
+    engine = await make_engine()
+    expected = await outcome(engine, [5, 5])
+    first = engine.core_pid
+    await outcome(engine, [6], seed=Fault.LOSE_A_BLOCK)
+    while engine.core_pid == first:
+        await asyncio.sleep(0.01)
+    assert await outcome(engine, [5, 5]) == expected
+    assert metric(engine, RESTARTS) == 1
+    prefix = await outcome(engine, [5] * 40)
+    hits = metric(engine, "vllm:prefix_cache_hits_total")
+    assert await outcome(engine, [5] * 40) == prefix
+    assert metric(engine, "vllm:prefix_cache_hits_total") > hits  # the new pool caches as the old one did
+
+
+async def test_too_many_restarts_end_it(make_engine: Make) -> None:
+    engine = await make_engine(max_core_restarts=2)
+    for _ in range(2):
+        os.kill(engine.core_pid, signal.SIGKILL)
+        await restarting(engine)
+        await settled(engine)
+    waiting = asyncio.create_task(outcome(engine, [6], max_tokens=LONG, output_kind=RequestOutputKind.FINAL_ONLY))
+    await asyncio.sleep(0.05)
+    os.kill(engine.core_pid, signal.SIGKILL)
+    gone = await engine.gone()
+    assert "signal 9" in str(gone)
+    assert "restarts in the last 300 s: 2" in str(gone)
+    assert isinstance(await waiting, EngineDeadError)
+    with pytest.raises(EngineDeadError, match="300 s: 2"):
+        engine.generate([1], params())
+    assert engine.num_active == 0
+
+
+async def test_a_core_that_cannot_start_again_is_bounded_too(make_engine: Make, monkeypatch: Any) -> None:
+    engine = await make_engine(max_core_restarts=3)
+    monkeypatch.setattr("octavo.engine.core_client.BOOTSTRAP", "raise SystemExit(7)")
+    os.kill(engine.core_pid, signal.SIGKILL)
+    assert "status 7 (restarts in the last 300 s: 3)" in str(await engine.gone())
+
+
+async def test_whoever_waits_for_a_core_does_so_for_a_limited_time(make_engine: Make, monkeypatch: Any) -> None:
+    engine = await make_engine(core_restart_wait=0.3)
+    monkeypatch.setattr("octavo.engine.core_client.BOOTSTRAP", "import time; time.sleep(1000)")
+    old = asyncio.create_task(outcome(engine, [6], max_tokens=LONG, output_kind=RequestOutputKind.FINAL_ONLY))
+    while not engine.num_running:
+        await asyncio.sleep(0.001)
+    os.kill(engine.core_pid, signal.SIGKILL)
+    new = asyncio.create_task(outcome(engine, [7]))
+    errors = await asyncio.gather(old, new)
+    assert all(isinstance(error, EngineRestartingError) for error in errors)
+    with pytest.raises(EngineRestartingError):
+        engine.generate([1], params())
+    assert (engine.num_active, engine.num_waiting) == (0, 0)
+    monkeypatch.undo()
+    os.kill(engine.core_pid, signal.SIGKILL)  # the one that never becomes ready
+    await settled(engine)
+
+
+async def test_leaving_while_the_core_restarts(make_engine: Make) -> None:
+    engine = await make_engine()
+    tasks = [asyncio.create_task(outcome(engine, [6, i], max_tokens=LONG)) for i in range(4)]
+    await asyncio.sleep(0)
+    os.kill(engine.core_pid, signal.SIGKILL)
+    await restarting(engine)
+    tasks += [asyncio.create_task(outcome(engine, [6, i], max_tokens=LONG)) for i in range(4)]
+    await asyncio.sleep(0.01)
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    await settled(engine)
+    assert metric(engine, "vllm:num_requests_waiting") == 0
+
+
+async def test_shutdown_while_the_core_restarts_leaves_no_process(make_engine: Make) -> None:
+    engine = await make_engine()
+    pids = {engine.core_pid}
+    os.kill(engine.core_pid, signal.SIGKILL)
+    while engine.core_pid in pids:
+        await asyncio.sleep(0.001)
+    pids.add(engine.core_pid)
+    await engine.shutdown()
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    engine._supervisor.failure = EngineDeadError("for the fixture")
+
+
+# ---- the parts alone
+
+
+def test_the_budget_of_restarts() -> None:
+    times = iter((0.0, 10.0, 20.0, 101.0, 111.0, 111.0))
+    config = SupervisorConfig(max_core_restarts=3, core_restart_window=100.0, core_restart_backoff=2.0)
+    budget = RestartBudget(config, lambda: next(times))
+    assert [budget.take(EngineDeadError("why")) for _ in range(5)] == [0.0, 2.0, 4.0, 4.0, 4.0]
+    with pytest.raises(EngineDeadError, match="100 s: 3"):
+        budget.take(EngineDeadError("why"))
+    none = RestartBudget(SupervisorConfig(max_core_restarts=0))
+    with pytest.raises(EngineDeadError, match=r"^why$"):
+        none.take(EngineDeadError("why"))
+
+
+def parent(name: str) -> ParentRequest:
+    request = EngineCoreRequest(request_id=name, prompt_token_ids=[1], sampling_params=params(), arrival_time=0.0)
+    return ParentRequest(name, None, request, lambda output: None)
+
+
+def test_the_gate_lets_one_suspect_in_at_a_time() -> None:
+    submitted: list[str] = []
+    clear: list[int] = []
+    gate = Gate(lambda one: submitted.append(one.request_id), lambda: clear.append(len(submitted)))
+    gate.enter(parent("a"))
+    gate.close()
+    gate.enter(parent("new1"))
+    gone = parent("gone")
+    gone._unfinished = 0
+    gate.open([parent("x"), gone, parent("y")])
+    assert submitted == ["a", "x"]
+    gate.enter(parent("new2"))
+    gate.heard(["other"])
+    assert submitted == ["a", "x"]
+    gate.heard(["other", "x"])
+    assert submitted == ["a", "x", "y"]
+    gate.close()  # and once more
+    gate.open([parent("z")])
+    gate.heard(["y"])
+    assert submitted == ["a", "x", "y", "z"]
+    gate.heard(["z"])
+    assert submitted == ["a", "x", "y", "z", "new1", "new2"]
+    assert clear == [4]  # before anybody new
+    gate.enter(parent("new3"))
+    assert submitted[-1] == "new3"
