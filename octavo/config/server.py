@@ -28,6 +28,8 @@ class ServerConfig:
         False, "end every stream with a usage chunk, as if stream_options.include_usage were set"
     )
 
+    strict: bool = option(False, "refuse requests with unknown fields, instead of naming these in a header")
+
     def __post_init__(self) -> None:
         _require(0 <= self.port <= 65535, "port", self.port, "0..65535")
         _require(0 <= self.shutdown_timeout <= MAX_SECONDS, "shutdown_timeout", self.shutdown_timeout, "0..1e6")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from octavo.config import ServerConfig
 from octavo.entrypoints.running import RunningAnswers
@@ -49,7 +49,7 @@ class ServerState:
     phase: str = "starting"
     progress: float | None = None  # 0..1 of the phase, where it is known
     failure: str | None = None
-    sampling_defaults: dict[str, float] = field(default_factory=dict)
+    sampling_defaults: dict[str, Any] = field(default_factory=dict)
     config: ServerConfig = field(default_factory=ServerConfig)
     running: RunningAnswers = field(default_factory=RunningAnswers)
     system_fingerprint: str | None = None  # equal fingerprints: equal answers to equal requests

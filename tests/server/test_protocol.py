@@ -11,9 +11,11 @@ import httpx
 import pydantic
 import pytest
 
+from octavo.config import ServerConfig
 from octavo.entrypoints.openai.app import build_app
 from octavo.entrypoints.openai.protocol import ChatRequest, CompletionRequest, DetokenizeRequest
 from octavo.entrypoints.state import ServerState
+from octavo.messages import RepetitionDetectionParams
 from tests.server.fake_engine import FakeEngine
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
@@ -173,7 +175,7 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str]] = [
     ("completions", {"suffix": "x"}, "suffix"),
     ("completions", {"use_beam_search": True}, "use_beam_search"),
     ("completions", {"best_of": 2}, "best_of"),
-    ("completions", {"bad_words": ["x"]}, "bad_words"),
+    ("completions", {"bad_words": [""]}, "bad_words"),
     ("completions", {"prompt": []}, "prompt"),
     ("completions", {"prompt": [[]]}, "prompt"),
     ("completions", {"prompt": ["x"] * 100, "n": 100}, "prompt"),
@@ -204,6 +206,27 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str]] = [
     ("completions", {"logit_bias": [1]}, "logit_bias"),
     ("completions", {"repetition_penalty": 1e-300}, "repetition_penalty"),
     ("completions", {"logprobs": 21}, "logprobs"),
+    ("completions", {"logprobs": -1}, "logprobs"),
+    ("completions", {"logprobs": -2}, "logprobs"),
+    ("completions", {"logprobs": 1, "logprob_token_ids": [1, 2]}, "logprobs"),
+    ("completions", {"logprob_token_ids": [10**9]}, "logprob_token_ids"),
+    ("completions", {"prompt_logprob_token_ids": [1, 1]}, "prompt_logprob_token_ids"),
+    ("completions", {"prompt_logprob_start": -1}, "prompt_logprob_start"),
+    ("completions", {"bad_words": ["x"] * 100_000}, "bad_words"),
+    ("completions", {"bad_words": ["x"] * 300}, "bad_words"),
+    ("completions", {"allowed_token_ids": [0] * 300_000}, "allowed_token_ids"),
+    ("completions", {"length_penalty": "long"}, "length_penalty"),
+    ("completions", {"repetition_detection": {"max_pattern_size": 4}}, "repetition_detection"),
+    ("completions", {"repetition_detection": {"max_pattern_size": 1.5, "min_count": 2}}, "repetition_detection"),
+    ("completions", {"thinking_token_budget": -5}, "thinking_token_budget"),
+    ("completions", {"stream_interval": 0}, "stream_interval"),
+    ("completions", {"truncation_side": "middle"}, "truncation_side"),
+    ("completions", {"cache_salt": "x" * 1025}, "cache_salt"),
+    ("completions", {"prompt": ["a", "b"], "n": 10**9}, "n"),
+    ("chat", {"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+    ("chat", {"top_logprobs": -2, "logprobs": True}, "top_logprobs"),
+    ("chat", {"top_logprobs": 2}, "top_logprobs"),
+    ("chat", {"logprob_token_ids": [2]}, "logprob_token_ids"),
     ("completions", {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
     ("completions", {"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
     ("completions", {"cache_salt": ""}, "cache_salt"),
@@ -305,7 +328,79 @@ async def test_unknown_fields_are_ignored(client: httpx.AsyncClient) -> None:
         "tools": [],
         "response_format": {"type": "text"},
     }
-    assert (await client.post("/v1/chat/completions", json={**CHAT, **extra})).status_code == 200
+    response = await client.post("/v1/chat/completions", json={**CHAT, **extra})
+    assert response.status_code == 200
+    assert response.headers["x-octavo-ignored-fields"] == "never_heard_of"  # the others are known to have no effect
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_ignored_fields_are_named_in_a_header(client: httpx.AsyncClient, stream: bool) -> None:
+    body: dict[str, Any] = {"prompt": "x", "max_tokens": 1, "stream": stream}
+    assert "x-octavo-ignored-fields" not in (await client.post("/v1/completions", json=body)).headers
+    body |= {"nasty\r\nname: é": 1, "x" * 999: 2, "ok": 3}
+    if stream:
+        body["stream_options"] = {"include_usage": True, "colour": "red"}
+    shown = (await client.post("/v1/completions", json=body)).headers["x-octavo-ignored-fields"]
+    expected = ["nasty%0D%0Aname%3A%20%C3%A9", "ok", *(["stream_options.colour"] if stream else []), "x" * 64]
+    assert shown == ", ".join(expected)
+    many = {"prompt": "x", **{f"f{i:03}": 0 for i in range(500)}}
+    shown = (await client.post("/v1/completions", json=many)).headers["x-octavo-ignored-fields"]
+    assert shown.endswith("f019, and 480 more")
+
+
+async def test_a_strict_server_refuses_them(engine: FakeEngine) -> None:
+    state = ServerState("m", engine=engine, config=ServerConfig(strict=True))  # type: ignore[arg-type]
+    async with client_of(state) as client:
+        for path, base in (("/v1/completions", {"prompt": "x"}), ("/v1/chat/completions", CHAT)):
+            assert (await client.post(path, json={**base, "user": "u", "session_id": "s"})).status_code == 200
+            error = (await client.post(path, json={**base, "temprature": 1})).json()["error"]
+            assert (error["code"], error["param"]) == (400, "temprature")
+            assert "--strict" in error["message"]
+
+
+async def test_fields_reach_the_engine(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    fields: dict[str, Any] = {
+        "bad_words": ["no"],
+        "logprob_token_ids": [5, 6],
+        "prompt_logprob_token_ids": [7],
+        "prompt_logprob_start": 2,
+        "repetition_detection": {"max_pattern_size": 4, "min_count": 3},
+        "spaces_between_special_tokens": False,
+        "skip_reading_prefix_cache": True,
+        "stream_interval": 3,
+        "logit_bias": {"9": 1e9},
+        "stop": ["a", "b"],
+    }
+    await client.post("/v1/completions", json={"prompt": "x", "vllm_xargs": {"a": 1}, **fields})
+    await client.post("/v1/chat/completions", json={**CHAT, "logprobs": True, **fields})
+    for params in engine.seen:
+        assert params.repetition_detection == RepetitionDetectionParams(max_pattern_size=4, min_count=3)
+        assert params.logit_bias == {9: 100.0}
+        names = fields.keys() - {"repetition_detection", "logit_bias"}
+        assert {name: getattr(params, name) for name in names} == {name: fields[name] for name in names}
+    assert len(engine.seen) == 2
+
+
+async def test_a_refusal_says_what_to_do_instead(client: httpx.AsyncClient) -> None:
+    for field, value, words in (
+        ("suffix", "end", "fill-in-the-middle"),
+        ("use_beam_search", True, "n samples"),
+        ("best_of", 3, "n samples"),
+    ):
+        error = (await client.post("/v1/completions", json={"prompt": "x", field: value})).json()["error"]
+        assert error["param"] == field
+        assert words in error["message"]
+
+
+async def test_the_model_card_has_the_sampling_defaults(engine: FakeEngine) -> None:
+    defaults = {"temperature": 0.25, "top_k": 9, "max_tokens": 2}
+    async with client_of(ServerState("m", engine=engine, sampling_defaults=defaults)) as client:  # type: ignore[arg-type]
+        assert (await client.get("/v1/models")).json()["data"][0]["default_sampling_params"] == defaults
+        await client.post("/v1/completions", json={"prompt": "x"})
+        await client.post("/v1/chat/completions", json={"messages": CHAT["messages"], "temperature": 1.5})
+    first, second = engine.seen
+    assert (first.temperature, first.top_k, first.max_tokens) == (0.25, 9, 2)
+    assert (second.temperature, second.top_k, second.max_tokens) == (1.5, 9, 2)
 
 
 async def test_a_long_conversation_is_rendered_like_a_short_one(client: httpx.AsyncClient) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -16,7 +15,7 @@ from octavo.entrypoints.openai.conversation import Conversation, prepare
 from octavo.entrypoints.openai.errors import anthropic_error_body, describe
 from octavo.entrypoints.openai.openapi import describe_answer
 from octavo.entrypoints.openai.prompts import encode_chat
-from octavo.entrypoints.openai.routing import JsonRoute, server_state
+from octavo.entrypoints.openai.routing import JsonRoute, note_ignored, server_state
 from octavo.entrypoints.openai.sse import (
     CLIENT_CLOSED,
     EventStream,
@@ -26,7 +25,6 @@ from octavo.entrypoints.openai.sse import (
 )
 from octavo.entrypoints.openai.translate import renamed
 
-logger = logging.getLogger("octavo.server")
 router = APIRouter(route_class=JsonRoute)
 
 STREAM = "`event: TYPE`, `data: MessageEvent`, from message_start to message_stop"
@@ -38,8 +36,7 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
     state = server_state(request)
     engine = state.ready_engine()
     state.check_model(body.model)
-    if unknown := body.unknown():
-        logger.debug("ignored unknown fields of a messages request: %s", ", ".join(unknown))
+    note_ignored(request, body.unknown())
     with renamed(NAMES):
         conversation = await prepare(state, engine, to_chat(body), id_prefix="msg_", clamp_output=True)
     builder = MessageBuilder(conversation, body.max_tokens)

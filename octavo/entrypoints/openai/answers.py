@@ -181,6 +181,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     parent: str | None = None
     max_model_len: int | None
     permission: list[ModelPermission]
+    default_sampling_params: dict[str, float]  # of requests that bring none
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from pydantic import Field, PlainValidator
 
 MAX_IDS = 256 * 1024  # token ids in one list, prompts aside; entries of logit_bias
 MAX_STOP = 128  # each is looked for after every token
+MAX_WORDS = 64 * 1024  # bad_words, whose real limit is the server's
 MAX_MESSAGES = 16 * 1024
 MAX_PARTS = 1024  # content parts of one message
 MAX_PROMPTS = 1024  # prompts of one completions request
@@ -54,6 +55,7 @@ Biases = Annotated[
     dict[str, float] | None, PlainValidator(_check_biases, json_schema_input_type=dict[str, float] | None)
 ]
 TokenIds = Annotated[list[int], Field(max_length=MAX_IDS, fail_fast=True)]
+Words = Annotated[list[str], Field(max_length=MAX_WORDS, fail_fast=True)]
 StopStrings = Annotated[list[str], Field(max_length=MAX_STOP, fail_fast=True)]
 Messages = Annotated[list[T], Field(max_length=MAX_MESSAGES, fail_fast=True)]
 Parts = Annotated[list[T], Field(max_length=MAX_PARTS, fail_fast=True)]

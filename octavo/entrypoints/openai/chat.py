@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -27,7 +26,7 @@ from octavo.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs
 from octavo.entrypoints.openai.openapi import describe_answer
 from octavo.entrypoints.openai.parsers.base import Content, Delta, Reasoning
 from octavo.entrypoints.openai.protocol import REFUSED_IN_CHAT, ChatRequest
-from octavo.entrypoints.openai.routing import JsonRoute, server_state
+from octavo.entrypoints.openai.routing import JsonRoute, note_ignored, server_state
 from octavo.entrypoints.openai.sse import (
     CLIENT_CLOSED,
     DONE,
@@ -37,7 +36,6 @@ from octavo.entrypoints.openai.sse import (
     until_disconnect,
 )
 
-logger = logging.getLogger("octavo.server")
 router = APIRouter(route_class=JsonRoute)
 
 
@@ -50,8 +48,7 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     state = server_state(request)
     engine = state.ready_engine()
     state.check_model(body.model)
-    if unknown := body.refuse(REFUSED_IN_CHAT):
-        logger.debug("ignored unknown fields of a chat request: %s", ", ".join(unknown))
+    note_ignored(request, body.refuse(REFUSED_IN_CHAT))
     conversation = await prepare(state, engine, body)
     if body.stream:
         return EventStream(_chunks(conversation))
@@ -62,7 +59,9 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
 def _logprobs(conversation: Conversation, token_ids: list[int], entries: Logprobs | None) -> ChatLogprobs | None:
     if not conversation.request.logprobs or not token_ids:
         return None
-    return chat_logprobs(conversation.tokenizer, token_ids, entries or [], conversation.request.top_logprobs or 0)
+    request = conversation.request
+    top, ids, as_ids = request.top_logprobs or 0, request.logprob_token_ids, bool(request.return_tokens_as_token_ids)
+    return chat_logprobs(conversation.tokenizer, token_ids, entries or [], top, ids=ids, as_ids=as_ids)
 
 
 async def _complete(conversation: Conversation) -> ChatCompletion:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from octavo.entrypoints.openai.logprobs import completion_logprobs, join, prompt
 from octavo.entrypoints.openai.openapi import describe_answer
 from octavo.entrypoints.openai.prompts import encode_prompts, output_budget, truncate
 from octavo.entrypoints.openai.protocol import REFUSED_IN_COMPLETIONS, CompletionRequest
-from octavo.entrypoints.openai.routing import JsonRoute, server_state
+from octavo.entrypoints.openai.routing import JsonRoute, note_ignored, server_state
 from octavo.entrypoints.openai.sampling import sampling_params
 from octavo.entrypoints.openai.sse import (
     CLIENT_CLOSED,
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from octavo.engine.outputs import CompletionOutput, RequestOutput
     from octavo.messages import SamplingParams
 
-logger = logging.getLogger("octavo.server")
 router = APIRouter(route_class=JsonRoute)
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -50,8 +48,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     state = server_state(request)
     engine = state.ready_engine()
     state.check_model(body.model)
-    if unknown := body.refuse(REFUSED_IN_COMPLETIONS):
-        logger.debug("ignored unknown fields of a completions request: %s", ", ".join(unknown))
+    note_ignored(request, body.refuse(REFUSED_IN_COMPLETIONS))
     answer = await prepare(state, engine, body)
     if body.stream:
         return EventStream(answer.chunks())
@@ -74,27 +71,34 @@ async def prepare(state: ServerState, engine: AsyncLLM, body: CompletionRequest)
         add_special_tokens=body.add_special_tokens,
         limit=limit if body.truncate_prompt_tokens is None else None,
     )
-    prompts = [truncate(p, body.truncate_prompt_tokens, requested or DEFAULT_MAX_TOKENS, limit) for p in prompts]
+    default = state.sampling_defaults.get("max_tokens", DEFAULT_MAX_TOKENS)
+    keep, side = body.truncate_prompt_tokens, body.truncation_side
+    prompts = [truncate(p, keep, requested or default, limit, side=side) for p in prompts]
     params: list[SamplingParams] = []
     for prompt in prompts:
         # with max_tokens 0 only the prompt is scored: one token is sampled and dropped
         wanted = 1 if requested == 0 else requested
-        budget = output_budget(
-            len(prompt), wanted, DEFAULT_MAX_TOKENS, limit, prompt_field="prompt", field="max_tokens"
-        )
-        scored = body.prompt_logprobs if not body.echo else max(body.logprobs or 0, body.prompt_logprobs or 0)
-        wants_prompt = body.prompt_logprobs is not None or (body.echo and body.logprobs is not None)
+        budget = output_budget(len(prompt), wanted, default, limit, prompt_field="prompt", field="max_tokens")
         params.append(
             sampling_params(
                 body,
                 state.sampling_defaults,
                 max_tokens=budget,
                 logprobs=body.logprobs,
-                prompt_logprobs=scored if wants_prompt else None,
+                prompt_logprobs=_prompt_logprobs(body),
             )
         )
     identity = response_id("cmpl-", body)
     return CompletionAnswer(Generation(state, body, prompts, params, response_id=identity), body)
+
+
+def _prompt_logprobs(body: CompletionRequest) -> int | None:
+    """How many logprobs a prompt token gets: as many as ``echo`` shows and ``prompt_logprobs`` asks for; -1: all."""
+    counts = [body.prompt_logprobs, body.logprobs if body.echo else None]
+    asked = [count for count in counts if count is not None]
+    if body.prompt_logprob_token_ids is not None:
+        return body.prompt_logprobs  # these instead of a number, which must then agree
+    return None if not asked else -1 if -1 in asked else max(asked)
 
 
 class CompletionAnswer:
@@ -103,6 +107,7 @@ class CompletionAnswer:
     def __init__(self, generation: Generation, body: CompletionRequest) -> None:
         self.generation, self.body = generation, body
         self.scoring_only = body.max_tokens == 0
+        self.wants_logprobs = body.logprobs is not None or bool(body.logprob_token_ids)
         self._offsets: dict[int, int] = {}  # choice index -> offset in its text; a key means that it has begun
 
     async def complete(self) -> Completion:
@@ -135,7 +140,7 @@ class CompletionAnswer:
         """At most two chunks: what is new, and the end."""
         chunks = []
         fresh = prompt_index * self.generation.n + sample.index not in self._offsets
-        told = sample.token_ids and (self.body.logprobs is not None or self.body.return_token_ids)
+        told = sample.token_ids and (self.wants_logprobs or self.body.return_token_ids)
         if sample.text or told or (fresh and self.body.echo):
             chunks.append(self._choice(prompt_index, output, sample, finish=False))
         if sample.finish_reason is not None:
@@ -164,7 +169,8 @@ class CompletionAnswer:
         if fresh and self.body.echo:
             text = self.generation.tokenizer.decode(prompt, skip_special_tokens=False) + text
         wants_ids = self.body.return_token_ids
-        scored = output.prompt_logprobs if fresh and self.body.prompt_logprobs is not None else None
+        asked = self.body.prompt_logprobs is not None or self.body.prompt_logprob_token_ids is not None
+        scored = output.prompt_logprobs if fresh and asked else None
         return CompletionChoice(
             index=index,
             text=text,
@@ -180,15 +186,16 @@ class CompletionAnswer:
         self, index: int, output: RequestOutput, sample: CompletionOutput, *, echo: bool
     ) -> CompletionLogprobs | None:
         offset = self._offsets.setdefault(index, 0)
-        if self.body.logprobs is None:
+        if not self.wants_logprobs:
             return None
-        tokenizer = self.generation.tokenizer
+        tokenizer, as_ids = self.generation.tokenizer, bool(self.body.return_tokens_as_token_ids)
         result = CompletionLogprobs([], [], [], [])
         if echo:
             prompt = self.generation.prompts[index // self.generation.n]
-            result, offset = completion_logprobs(tokenizer, prompt, output.prompt_logprobs or [], offset)
+            entries = output.prompt_logprobs or [None] * len(prompt)
+            result, offset = completion_logprobs(tokenizer, prompt, entries, offset, as_ids=as_ids)
         if not self.scoring_only:
-            own, offset = completion_logprobs(tokenizer, sample.token_ids, sample.logprobs or [], offset)
+            own, offset = completion_logprobs(tokenizer, sample.token_ids, sample.logprobs or [], offset, as_ids=as_ids)
             result = join(result, own)
         self._offsets[index] = offset
         return result

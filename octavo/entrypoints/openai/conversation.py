@@ -22,6 +22,7 @@ from octavo.entrypoints.openai.parsers.base import Content, Delta, NullParser, P
 from octavo.entrypoints.openai.prompts import encode_chat, output_budget, truncate
 from octavo.entrypoints.openai.protocol import ChatRequest
 from octavo.entrypoints.openai.sampling import sampling_params
+from octavo.entrypoints.openai.translate import renamed
 from octavo.entrypoints.state import ServerState
 from octavo.exceptions import ValidationError
 
@@ -215,33 +216,27 @@ async def prepare(
         add_special_tokens=request.add_special_tokens,
         limit=limit if request.truncate_prompt_tokens is None else None,
     )
-    token_ids = truncate(token_ids, request.truncate_prompt_tokens, requested or 1, limit)
-    exactly, at_most = (None, requested) if clamp_output else (requested, None)
+    token_ids = truncate(token_ids, request.truncate_prompt_tokens, requested or 1, limit, side=request.truncation_side)
+    exactly, at_most = (None, requested) if clamp_output else (requested, state.sampling_defaults.get("max_tokens"))
     budget = output_budget(len(token_ids), exactly, at_most, limit, prompt_field="messages", field=field)
-    params = sampling_params(
-        request,
-        state.sampling_defaults,
-        max_tokens=budget,
-        logprobs=_top_logprobs(request),
-        prompt_logprobs=request.prompt_logprobs,
-    )
     identity = response_id(id_prefix, request)
-    try:
+    with renamed({"prompt": "messages", "logprobs": "top_logprobs"}):  # the engine's words for what the client gave
+        params = sampling_params(
+            request,
+            state.sampling_defaults,
+            max_tokens=budget,
+            logprobs=_top_logprobs(request),
+            prompt_logprobs=request.prompt_logprobs,
+        )
         generation = Generation(state, request, [token_ids], [params], response_id=identity)
-    except ValidationError as error:
-        if error.parameter == "prompt":  # the engine's word for what the client gave as messages
-            raise ValidationError(str(error), parameter="messages") from error
-        raise
     return Conversation(generation, request, NullParser)
 
 
 def _top_logprobs(request: ChatRequest) -> int | None:
     """How many alternatives a token gets; None without logprobs."""
     if not request.logprobs:
-        if request.top_logprobs:
-            raise ValidationError("top_logprobs needs logprobs to be true", parameter="top_logprobs")
+        for name in ("top_logprobs", "logprob_token_ids"):
+            if getattr(request, name):
+                raise ValidationError(f"{name} needs logprobs to be true", parameter=name)
         return None
-    top = request.top_logprobs or 0
-    if not 0 <= top <= 20:
-        raise ValidationError(f"top_logprobs must be in [0, 20], got {top}", parameter="top_logprobs")
-    return top
+    return request.top_logprobs or 0

@@ -13,8 +13,8 @@ FLOOR = -9999.0  # the value that clients of vLLM know
 Entries = Sequence[Mapping[int, Logprob] | None]
 
 
-def _text(tokenizer: Tokenizer, token_id: int) -> str:
-    return tokenizer.token_bytes(token_id).decode("utf-8", "replace")
+def _name(tokenizer: Tokenizer, token_id: int, as_id: bool) -> str:
+    return f"token_id:{token_id}" if as_id else tokenizer.token_bytes(token_id).decode("utf-8", "replace")
 
 
 def _by_rank(entry: Mapping[int, Logprob]) -> list[tuple[int, Logprob]]:
@@ -22,33 +22,44 @@ def _by_rank(entry: Mapping[int, Logprob]) -> list[tuple[int, Logprob]]:
 
 
 def chat_logprobs(
-    tokenizer: Tokenizer, token_ids: Sequence[int], entries: Sequence[Mapping[int, Logprob]], top: int
+    tokenizer: Tokenizer,
+    token_ids: Sequence[int],
+    entries: Sequence[Mapping[int, Logprob]],
+    top: int,
+    *,
+    ids: Sequence[int] | None = None,
+    as_ids: bool = False,
 ) -> ChatLogprobs:
-    """One entry a token: its own logprob, and the ``top`` likeliest tokens by rank."""
+    """One entry a token: its own logprob, and the ``top`` likeliest tokens (-1: all), or those of ``ids``, by rank.
+
+    ``as_ids`` writes each token as ``token_id:17`` instead of its text, which several may share.
+    """
     content = []
     for token_id, entry in zip(token_ids, entries, strict=True):
-        likeliest = [
-            TopLogprob(_text(tokenizer, i), max(lp.logprob, FLOOR), list(tokenizer.token_bytes(i)))
-            for i, lp in _by_rank(entry)[:top]
+        others = _by_rank(entry)
+        others = [pair for pair in others if pair[0] in ids] if ids else others if top == -1 else others[:top]
+        listed = [
+            TopLogprob(_name(tokenizer, i, as_ids), max(lp.logprob, FLOOR), list(tokenizer.token_bytes(i)))
+            for i, lp in others
         ]
         own = max(entry[token_id].logprob, FLOOR)
-        content.append(TokenLogprob(_text(tokenizer, token_id), own, list(tokenizer.token_bytes(token_id)), likeliest))
+        name, raw = _name(tokenizer, token_id, as_ids), list(tokenizer.token_bytes(token_id))
+        content.append(TokenLogprob(name, own, raw, listed))
     return ChatLogprobs(content)
 
 
 def completion_logprobs(
-    tokenizer: Tokenizer, token_ids: Sequence[int], entries: Entries, offset: int
+    tokenizer: Tokenizer, token_ids: Sequence[int], entries: Entries, offset: int, *, as_ids: bool = False
 ) -> tuple[CompletionLogprobs, int]:
-    """(parallel lists, the offset after them). An entry of None is the first prompt token, which has no logprob.
+    """(parallel lists, the offset after them). An entry of None is a prompt token that has no logprob.
 
     ``top_logprobs`` always has the token itself, so it may be one longer than asked for, as OpenAI documents.
     """
     result = CompletionLogprobs([], [], [], [])
     for token_id, entry in zip(token_ids, entries, strict=True):
-        text = _text(tokenizer, token_id)
-        result.tokens.append(text)
+        result.tokens.append(_name(tokenizer, token_id, as_ids))
         result.text_offset.append(offset)
-        offset += len(text)
+        offset += len(_name(tokenizer, token_id, False))
         if entry is None:
             result.token_logprobs.append(None)
             result.top_logprobs.append(None)
@@ -57,7 +68,7 @@ def completion_logprobs(
             # two ids may read alike (bytes of a broken character): the likelier one keeps the name
             table: dict[str, float] = {}
             for i, lp in _by_rank(entry):
-                table.setdefault(_text(tokenizer, i), max(lp.logprob, FLOOR))
+                table.setdefault(_name(tokenizer, i, as_ids), max(lp.logprob, FLOOR))
             result.top_logprobs.append(table)
     return result, offset
 

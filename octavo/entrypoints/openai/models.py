@@ -26,6 +26,7 @@ def _card(state: ServerState) -> ModelCard:
         root=state.model_name,
         max_model_len=state.engine.info.max_model_len if state.engine is not None else None,
         permission=[ModelPermission(id=identity, created=state.created)],
+        default_sampling_params=state.sampling_defaults,
     )
 
 

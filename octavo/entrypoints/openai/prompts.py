@@ -51,7 +51,7 @@ async def encode_prompts(
     if len(listed) > 1 and len(listed) * n > MAX_SEQUENCES:
         raise ValidationError(
             f"prompt has {len(listed)} entries and n is {n}; their product may be at most {MAX_SEQUENCES}",
-            parameter="prompt",
+            parameter="n" if n > MAX_SEQUENCES else "prompt",
         )
     encoded = []
     for one in listed:
@@ -128,15 +128,17 @@ def _plain_message(index: int, message: ChatMessage) -> dict[str, Any]:
     return {**(message.model_extra or {}), "role": role, "content": content or ""}
 
 
-def truncate(token_ids: list[int], keep: int | None, max_tokens: int, limit: int) -> list[int]:
-    """The last ``keep`` tokens; -1 keeps what fits the context beside ``max_tokens``."""
+def truncate(
+    token_ids: list[int], keep: int | None, max_tokens: int, limit: int, *, side: str | None = "left"
+) -> list[int]:
+    """The last ``keep`` tokens (the first ones if ``side`` is right); -1 keeps what fits beside ``max_tokens``."""
     if keep is None:
         return token_ids
     if keep == -1:
         keep = max(1, limit - max_tokens)
     if keep == 0:
         raise ValidationError("truncate_prompt_tokens = 0 leaves no prompt", parameter="truncate_prompt_tokens")
-    return token_ids[-keep:]
+    return token_ids[:keep] if side == "right" else token_ids[-keep:]
 
 
 def output_budget(

@@ -2,7 +2,8 @@
 
 Types and shapes are checked here; ranges in SamplingParams; what the model decides in ``prompts.py``. A field whose
 feature octavo does not have is in one of the REFUSED tables: it is accepted with the values that change nothing and
-refused with every other, so that no client believes it got what it asked for. Unknown fields are ignored, and logged.
+refused with every other, so that no client believes it got what it asked for. Unknown fields are ignored, but named in
+a header of the answer (``routing.note_ignored``).
 """
 
 from __future__ import annotations
@@ -11,26 +12,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from octavo.entrypoints.openai.bounded import Biases, Messages, Parts, Prompt, StopStrings, TokenIds
+from octavo.entrypoints.openai.bounded import Biases, Messages, Parts, Prompt, StopStrings, TokenIds, Words
 from octavo.exceptions import ValidationError
 
 # field -> values that change nothing (None always does not)
 REFUSED: dict[str, tuple[Any, ...]] = {
-    "bad_words": ([],),
     "best_of": (1,),
     "ec_transfer_params": (),
     "kv_transfer_params": (),
     "logits_processors": ([],),
-    "logprob_token_ids": ([],),
-    "repetition_detection": (),
     "response_format": ({"type": "text"},),
-    "return_tokens_as_token_ids": (False,),
-    "spaces_between_special_tokens": (True,),
     "structured_outputs": (),
-    "thinking_token_budget": (-1,),
-    "truncation_side": ("left",),
     "use_beam_search": (False,),
-    "vllm_xargs": ({},),
 }
 REFUSED_IN_COMPLETIONS: dict[str, tuple[Any, ...]] = {"prompt_embeds": (), "suffix": ("",)}
 REFUSED_IN_CHAT: dict[str, tuple[Any, ...]] = {
@@ -49,15 +42,21 @@ REFUSED_IN_CHAT: dict[str, tuple[Any, ...]] = {
     "tools": ([],),
     "web_search_options": (),
 }
+# what to do instead
+ADVICE = {
+    "best_of": "ask for n samples and choose among them",
+    "suffix": "put the text before and after the gap into the prompt, with the model's own fill-in-the-middle tokens",
+    "use_beam_search": "ask for n samples instead",
+}
 # accepted and without effect, as in vLLM: they say who asks, or what to do with the answer afterwards
 IGNORED = frozenset(
-    {"include_reasoning", "length_penalty", "metadata", "parallel_tool_calls", "prompt_cache_key"}
-    | {"safety_identifier", "service_tier", "session_id", "store", "stream_interval", "user", "verbosity"}
+    {"include_reasoning", "metadata", "parallel_tool_calls", "prompt_cache_key", "safety_identifier"}
+    | {"service_tier", "session_id", "store", "user", "verbosity"}
 )
 
 
 class StreamOptions(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
+    model_config = ConfigDict(strict=True, extra="allow")
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
 
@@ -84,10 +83,23 @@ class GenerationRequest(BaseModel):
     max_tokens: int | None = None
     min_tokens: int = 0
     skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
     logit_bias: Biases = None
     allowed_token_ids: TokenIds | None = None
+    bad_words: Words | None = None
+    logprob_token_ids: TokenIds | None = None
     prompt_logprobs: int | None = None
+    prompt_logprob_token_ids: TokenIds | None = None
+    prompt_logprob_start: int = 0
+    repetition_detection: dict[str, Any] | None = None
+    thinking_token_budget: int | None = None
+    skip_reading_prefix_cache: bool | None = None
+    length_penalty: float | None = None  # of beam search, which is refused
+    vllm_xargs: dict[str, Any] | None = None  # SamplingParams.extra_args
     truncate_prompt_tokens: int | None = Field(None, ge=-1)
+    truncation_side: Literal["left", "right"] | None = "left"
+    return_tokens_as_token_ids: bool | None = None
+    stream_interval: int | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = False
@@ -97,15 +109,18 @@ class GenerationRequest(BaseModel):
     request_id: Annotated[str, Field(max_length=256)] | None = None
 
     def refuse(self, table: dict[str, tuple[Any, ...]]) -> list[str]:
-        """Raise ValidationError for a field of REFUSED or ``table`` that asks for something; list unknown fields."""
+        """Raise ValidationError for a field of REFUSED or ``table`` that asks for something; the unknown fields."""
         if self.stream_options is not None and not self.stream:
             raise ValidationError("stream_options is only allowed when stream is true", parameter="stream_options")
         extra = self.model_extra or {}
         for name, inert in (REFUSED | table).items():
             value = extra.get(name)
             if value is not None and not any(type(value) is type(i) and value == i for i in inert):
-                raise ValidationError(f"{name} is not supported by octavo", parameter=name)
-        return sorted(set(extra) - set(REFUSED) - set(table) - IGNORED)
+                advice = f"; {ADVICE[name]}" if name in ADVICE else ""
+                raise ValidationError(f"{name} is not supported by octavo{advice}", parameter=name)
+        nested = (self.stream_options.model_extra or {}) if self.stream_options is not None else {}
+        unknown = set(extra) - set(REFUSED) - set(table) - IGNORED
+        return sorted(unknown | {f"stream_options.{name}" for name in nested})
 
 
 class CompletionRequest(GenerationRequest):

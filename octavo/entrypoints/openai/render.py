@@ -12,7 +12,7 @@ from octavo.entrypoints.openai.conversation import Conversation, prepare
 from octavo.entrypoints.openai.generation import Generation
 from octavo.entrypoints.openai.openapi import describe_answer
 from octavo.entrypoints.openai.protocol import REFUSED_IN_CHAT, REFUSED_IN_COMPLETIONS, ChatRequest, CompletionRequest
-from octavo.entrypoints.openai.routing import JsonRoute, server_state
+from octavo.entrypoints.openai.routing import JsonRoute, note_ignored, server_state
 from octavo.entrypoints.openai.sse import json_response
 from octavo.messages import SamplingParams
 
@@ -25,7 +25,7 @@ async def render_chat_completion(body: ChatRequest, request: Request) -> Respons
     state = server_state(request)
     engine = state.ready_engine()
     state.check_model(body.model)
-    body.refuse(REFUSED_IN_CHAT)
+    note_ignored(request, body.refuse(REFUSED_IN_CHAT))
     chat = await prepare(state, engine, body)
     return json_response(_rendered(chat, chat.prompt_token_ids, chat.sampling_params))
 
@@ -36,7 +36,7 @@ async def render_completion(body: CompletionRequest, request: Request) -> Respon
     state = server_state(request)
     engine = state.ready_engine()
     state.check_model(body.model)
-    body.refuse(REFUSED_IN_COMPLETIONS)
+    note_ignored(request, body.refuse(REFUSED_IN_COMPLETIONS))
     generation = (await completions.prepare(state, engine, body)).generation
     pairs = zip(generation.prompts, generation.params, strict=True)
     return json_response(RenderedPrompts(data=[_rendered(generation, ids, params) for ids, params in pairs]))

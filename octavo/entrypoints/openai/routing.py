@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
+from urllib.parse import quote
 
 from fastapi.routing import APIRoute
 from pydantic_core import from_json
@@ -12,6 +13,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.entrypoints.state import ServerState
+from octavo.exceptions import ValidationError
+
+IGNORED_FIELDS = "x-octavo-ignored-fields"
+SHOWN_NAMES, SHOWN_NAME = 20, 64  # names in the header, and characters of one
 
 
 class JsonRequest(Request):
@@ -32,9 +37,29 @@ class JsonRoute(APIRoute):
         handler = super().get_route_handler()
 
         async def handle(request: Request) -> Response:
-            return await handler(JsonRequest(request.scope, request.receive))
+            response = await handler(JsonRequest(request.scope, request.receive))
+            if ignored := getattr(request.state, "ignored_fields", None):
+                response.headers[IGNORED_FIELDS] = ignored
+            return response
 
         return handle
+
+
+def note_ignored(request: Request, names: Sequence[str]) -> None:
+    """Tell the client which fields of its request have no effect, in a header of the answer.
+
+    Raises ValidationError, with ``--strict``, for the first of them.
+    """
+    if not names:
+        return
+    if server_state(request).config.strict:
+        raise ValidationError(
+            f"unknown field {names[0][:SHOWN_NAME]!r}: this server refuses fields that have no effect (--strict)",
+            parameter=names[0][:SHOWN_NAME],
+        )
+    shown = [quote(name[:SHOWN_NAME], safe="._-") for name in names[:SHOWN_NAMES]]
+    more = len(names) - len(shown)
+    request.state.ignored_fields = ", ".join([*shown, f"and {more} more"] if more else shown)
 
 
 def server_state(request: Request) -> ServerState:

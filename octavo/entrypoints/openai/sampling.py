@@ -1,40 +1,25 @@
-"""From a request's fields to SamplingParams: request > generation_config.json > OpenAI's default."""
+"""From a request's fields to SamplingParams: request > the server's defaults > OpenAI's. Ranges are checked there."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from octavo.entrypoints.openai.protocol import GenerationRequest
-from octavo.exceptions import ValidationError
 from octavo.messages import RequestOutputKind, SamplingParams
 
-MAX_LOGIT_BIAS = 100.0
 PASSED_ON = (
     *("n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
-    *("seed", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "min_tokens", "skip_special_tokens"),
-    "allowed_token_ids",
+    *("seed", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "min_tokens", "logit_bias"),
+    *("allowed_token_ids", "bad_words", "logprob_token_ids", "prompt_logprob_token_ids", "prompt_logprob_start"),
+    *("skip_special_tokens", "spaces_between_special_tokens", "repetition_detection", "thinking_token_budget"),
+    *("skip_reading_prefix_cache", "stream_interval"),
 )
-
-
-def parse_logit_bias(given: Mapping[str, float] | None) -> dict[int, float] | None:
-    """Token id -> bias, clamped to [-100, 100] as vLLM does. Keys come as strings in JSON; a bad one is named."""
-    if given is None:
-        return None
-    biases = {}
-    for key, bias in given.items():
-        if not key.isascii() or not key.isdigit() or len(key) > 10:
-            raise ValidationError(f"logit_bias: {key!r} is not a token id", parameter="logit_bias", value=key)
-        if not math.isfinite(bias):
-            raise ValidationError(f"logit_bias: the bias of {key} must be finite", parameter="logit_bias", value=key)
-        biases[int(key)] = max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, bias))
-    return biases
 
 
 def sampling_params(
     request: GenerationRequest,
-    defaults: Mapping[str, float],
+    defaults: Mapping[str, Any],
     *,
     max_tokens: int,
     logprobs: int | None,
@@ -48,13 +33,12 @@ def sampling_params(
             value = defaults.get(name)
         if value is not None:
             chosen[name] = value
-    stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
     return SamplingParams(
         **chosen,
-        stop=stop,
         max_tokens=max_tokens,
-        logprobs=logprobs,
+        # chat's top_logprobs is 0 where it is not given: then the ids alone say how many
+        logprobs=None if request.logprob_token_ids and logprobs == 0 else logprobs,
         prompt_logprobs=prompt_logprobs,
-        logit_bias=parse_logit_bias(request.logit_bias),
+        extra_args=request.vllm_xargs,
         output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -18,7 +17,7 @@ from octavo.entrypoints.openai.prompts import encode_chat
 from octavo.entrypoints.openai.responses.answers import Event, InputTokens, ResponseObject
 from octavo.entrypoints.openai.responses.builder import ResponseBuilder
 from octavo.entrypoints.openai.responses.protocol import NAMES, InputRequest, ResponsesRequest, to_chat
-from octavo.entrypoints.openai.routing import JsonRoute, server_state
+from octavo.entrypoints.openai.routing import JsonRoute, note_ignored, server_state
 from octavo.entrypoints.openai.sse import (
     CLIENT_CLOSED,
     EventStream,
@@ -29,7 +28,6 @@ from octavo.entrypoints.openai.sse import (
 from octavo.entrypoints.openai.translate import renamed
 from octavo.entrypoints.state import NotFoundError, ServerState
 
-logger = logging.getLogger("octavo.server")
 router = APIRouter(route_class=JsonRoute)
 
 STREAM = "`event: TYPE`, `data: Event`, from response.created to response.completed, .incomplete or .failed"
@@ -41,8 +39,7 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
     state = server_state(request)
     engine = state.ready_engine()
     state.check_model(body.model)
-    if unknown := body.unknown():
-        logger.debug("ignored unknown fields of a responses request: %s", ", ".join(unknown))
+    note_ignored(request, body.unknown())
     with renamed(NAMES):
         conversation = await prepare(state, engine, to_chat(body), id_prefix="resp_")
     builder = ResponseBuilder(conversation, _echo(state, body))
