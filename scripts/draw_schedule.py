@@ -3,6 +3,7 @@
     python scripts/draw_schedule.py scheduler
     python scripts/draw_schedule.py prefix-cache
     python scripts/draw_schedule.py paged-kv
+    python scripts/draw_schedule.py fork
 
 Runs the real scheduler; in place of a model, every sampled token is 7.
 """
@@ -21,14 +22,14 @@ class Drawing:
     """A scheduler, a worker that always says 7, and a table with a line per step."""
 
     def __init__(self, names: str, *, num_blocks: int, max_num_batched_tokens: int) -> None:
-        self.names = names
         config = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=max_num_batched_tokens)
         self.scheduler = Scheduler(config, CacheConfig(block_size=16), num_blocks, 512)
         self.tables: dict[str, list[int]] = {}
-        print("step  " + "".join(f"{name:>4}" for name in names) + "   block tables after the step was planned")
+        self.names = names.split()
+        print("step  " + "".join(f"{name:>4}" for name in self.names) + "   block tables after the step was planned")
 
-    def add(self, name: str, prompt: list[int], max_tokens: int) -> None:
-        params = SamplingParams(max_tokens=max_tokens)
+    def add(self, name: str, prompt: list[int], max_tokens: int, n: int = 1) -> None:
+        params = SamplingParams(max_tokens=max_tokens, n=n)
         request = EngineCoreRequest(request_id=name, prompt_token_ids=prompt, sampling_params=params, arrival_time=0.0)
         self.scheduler.add_request(request)
 
@@ -40,19 +41,21 @@ class Drawing:
             for new in plan.new_requests:
                 self.tables[new.request_id] = list(new.block_ids)
             for cached in plan.cached_requests:
-                self.tables[cached.request_id] += cached.new_block_ids
+                table = self.tables[cached.request_id]
+                table[len(table) - cached.num_replaced :] = cached.new_block_ids
             numbers = "".join(f"{plan.num_scheduled_tokens.get(name, '.'):>4}" for name in self.names)
             tables = "  ".join(f"{name}[{' '.join(map(str, ids))}]" for name, ids in sorted(self.tables.items()))
             gone = f"   (forget {', '.join(plan.finished_request_ids)})" if plan.finished_request_ids else ""
-            print(f"{plan.step_id:>4}  {numbers}   {tables}{gone}")
-            sampled = {name: [7] for name in plan.num_scheduled_tokens}
+            copies = "".join(f"   copy {source} to {destination}" for source, destination in plan.block_copies)
+            print(f"{plan.step_id:>4}  {numbers}   {tables}{copies}{gone}")
+            sampled = {name: [7] for name in self.names}
             self.scheduler.update(plan, ModelRunnerOutput(step_id=plan.step_id, sampled_token_ids=sampled))
             self.scheduler.check_invariants()
 
 
 def scheduler() -> None:
     """Two chats, then a long prompt in chunks, in a pool of 7 usable blocks that is too small for all."""
-    drawing = Drawing("ABC", num_blocks=8, max_num_batched_tokens=32)
+    drawing = Drawing("A B C", num_blocks=8, max_num_batched_tokens=32)
     drawing.add("A", [1] * 30, 8)
     drawing.add("B", [2] * 14, 40)
     drawing.steps(2)
@@ -63,7 +66,7 @@ def scheduler() -> None:
 def prefix_cache() -> None:
     """Three requests with the same first 40 tokens: one alone, then two at once."""
     system = list(range(40))
-    drawing = Drawing("ABC", num_blocks=12, max_num_batched_tokens=128)
+    drawing = Drawing("A B C", num_blocks=12, max_num_batched_tokens=128)
     drawing.add("A", [*system, 101, 102, 103], 2)
     drawing.steps(3)
     drawing.add("B", [*system, 201, 202], 2)
@@ -100,7 +103,19 @@ def paged_kv() -> None:
         scheduler.update(plan, ModelRunnerOutput(step_id=plan.step_id, sampled_token_ids=sampled))
 
 
-FIGURES: dict[str, Callable[[], None]] = {"scheduler": scheduler, "prefix-cache": prefix_cache, "paged-kv": paged_kv}
+def fork() -> None:
+    """One prompt of 40 tokens, three answers of four."""
+    drawing = Drawing("A.0 A.1 A.2", num_blocks=16, max_num_batched_tokens=128)
+    drawing.add("A", [1] * 40, 4, n=3)
+    drawing.steps(5)
+
+
+FIGURES: dict[str, Callable[[], None]] = {
+    "scheduler": scheduler,
+    "prefix-cache": prefix_cache,
+    "paged-kv": paged_kv,
+    "fork": fork,
+}
 
 if __name__ == "__main__":
     FIGURES[sys.argv[1]]()

@@ -62,10 +62,10 @@ class AdmissionRule(Protocol):
 
 
 class MaxNumSeqs:
-    """At most ``limit`` running requests."""
+    """At most ``limit`` running requests. A place is kept for each sample that a running one will give birth to."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
 
     def admits(self, request: Request, running: Sequence[Request]) -> bool:
-        return len(running) < self._limit
+        return sum(1 + other.family.num_unborn for other in running) < self._limit

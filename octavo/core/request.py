@@ -15,20 +15,32 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from octavo.core.kv_cache.hashing import Extra, hash_block
 from octavo.core.repetition import repetition_detector
-from octavo.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, RequestFault, TokenLogprobs
+from octavo.messages import (
+    EngineCoreOutput,
+    EngineCoreRequest,
+    FinishReason,
+    ModelRunnerOutput,
+    RequestFault,
+    TokenLogprobs,
+)
+
+if TYPE_CHECKING:
+    from octavo.core.family import Family
 
 REPEATED = "repetition_detected"  # vLLM's stop_reason
 
 
 class RequestStatus(enum.Enum):
-    """Where a request is. PREEMPTED requests wait too, but have run before."""
+    """Where a request is. PREEMPTED requests wait too, but have run before; PARKED ones are only there to be forked."""
 
     WAITING = "waiting"
     PREEMPTED = "preempted"
     RUNNING = "running"
+    PARKED = "parked"
     FINISHED = "finished"
 
 
@@ -36,7 +48,7 @@ class Request:
     """One sequence and its life cycle.
 
     ``epoch`` counts its stays in the running set: a step's result is valid only if the request is still in the epoch
-    in which the step was planned.
+    in which the step was planned. ``family`` says what a sampled token leads to, beside a longer request.
     """
 
     __slots__ = (
@@ -44,6 +56,7 @@ class Request:
         "_told_times",
         "block_hashes",
         "epoch",
+        "family",
         "limit",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -61,9 +74,10 @@ class Request:
         "token_ids",
     )
 
-    def __init__(self, source: EngineCoreRequest, *, limit: int, queued_time: float) -> None:
+    def __init__(self, source: EngineCoreRequest, family: Family, *, limit: int, queued_time: float) -> None:
         """``limit``: number of tokens, prompt included, at which the request ends with reason "length"."""
         self.source = source
+        self.family = family
         self.request_id = source.request_id
         self.sampling_params = source.sampling_params
         self.token_ids = list(source.prompt_token_ids)  # the prompt, then the output
@@ -115,6 +129,11 @@ class Request:
         last = len(self.token_ids) - 1
         return min(last, self.next_scored_position) if self.owes_prompt_logprobs else last
 
+    @property
+    def holds_blocks(self) -> bool:
+        """It has a block table: it runs, or was forked, or is there to be forked."""
+        return self.status is RequestStatus.RUNNING or self.num_computed_tokens > 0
+
     def extras(self, block_index: int) -> Sequence[Extra]:
         """Tagged facts besides the tokens that the KV of a block depends on (the chain carries them onwards)."""
         salt = self.source.cache_salt
@@ -144,6 +163,26 @@ class Request:
         self.status = RequestStatus.RUNNING
         self.num_computed_tokens = self.num_confirmed_tokens = num_cached_tokens
 
+    def fork(self, source: EngineCoreRequest, family: Family, *, limit: int) -> Request:
+        """A request that goes on from all known tokens of this one, without blocks, its times told as its own."""
+        child = Request(source, family, limit=limit, queued_time=self.queued_time)
+        child.token_ids = list(self.token_ids)
+        child.num_prompt_tokens = self.num_prompt_tokens
+        child.block_hashes = list(self.block_hashes)
+        child.scheduled_time = self.scheduled_time
+        child.num_cached_tokens = self.num_cached_tokens
+        child.num_preemptions = self.num_preemptions
+        return child
+
+    def hold(self, num_tokens: int) -> None:
+        """The first ``num_tokens`` are in its block table, though it does not run; 0: it has none any more."""
+        self.num_computed_tokens = self.num_confirmed_tokens = num_tokens
+
+    def park(self) -> None:
+        """Leave the running set and keep the blocks. No step of it is in flight."""
+        self.status = RequestStatus.PARKED
+        self.epoch += 1
+
     def preempt(self) -> None:
         """Leave the running set; steps in flight no longer count."""
         self.status = RequestStatus.PREEMPTED
@@ -157,7 +196,7 @@ class Request:
 
     def _leave(self) -> None:
         self.epoch += 1
-        self.num_computed_tokens = self.num_confirmed_tokens = 0
+        self.hold(0)
         self.num_placeholders = 0
 
     def append(self, token_id: int) -> tuple[FinishReason, int | str | None] | None:
@@ -173,6 +212,22 @@ class Request:
         if len(self.token_ids) >= self.limit:
             return FinishReason.LENGTH, None
         return (FinishReason.REPETITION, REPEATED) if may_stop and repeats else None
+
+    def take(self, result: ModelRunnerOutput, prompt_logprobs: list[TokenLogprobs] | None = None) -> EngineCoreOutput:
+        """Append what ``result`` sampled under this request's id, up to the token that ends it; the message of it."""
+        sampled = result.sampled_token_ids[self.request_id]
+        end, count = None, 0
+        while end is None and count < len(sampled):
+            end = self.append(sampled[count])
+            count += 1
+        logprobs = result.logprobs.get(self.request_id)
+        return self.output(
+            sampled[:count],
+            logprobs=logprobs[:count] if logprobs is not None else None,
+            prompt_logprobs=prompt_logprobs or None,
+            finish_reason=end[0] if end else None,
+            stop_reason=end[1] if end else None,
+        )
 
     def output(
         self,

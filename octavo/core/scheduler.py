@@ -8,11 +8,12 @@ executed, and their results handed back, in the order in which they were made.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core.admission import AdmissionRule, MaxNumSeqs, RequestLimits, max_tokens_that_fit
-from octavo.core.kv_cache.manager import KVCacheManager
+from octavo.core.family import Family, family_of
+from octavo.core.kv_cache.manager import KVCacheManager, Room
 from octavo.core.policy import POLICIES, Policy
 from octavo.core.request import Request, RequestStatus
 from octavo.core.stats import SchedulerCounters
@@ -64,6 +65,7 @@ class Scheduler:
         self._longest_chunk = config.long_prefill_token_threshold if chunked else config.step_tokens
         self._rules: list[AdmissionRule] = [MaxNumSeqs(config.max_num_seqs)]
         self._requests: dict[str, Request] = {}  # all that are not finished
+        self._owing: dict[str, Family] = {}  # by the id of an output for which there is no request (yet)
         self._running: list[Request] = []  # in order of admission
         self._failed: list[EngineCoreOutput] = []
         self._finished_ids: list[str] = []  # known to the worker, to be forgotten with the next plan
@@ -74,12 +76,15 @@ class Scheduler:
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request. Raises ValidationError if it can never be served or its id is in use."""
-        if request.request_id in self._requests:
+        samples = request.samples()
+        if any(sample.request_id in self._requests or sample.request_id in self._owing for sample in samples):
             raise ValidationError(f"request id {request.request_id!r} is in use", parameter="request_id")
         self._limits.check(request)
-        queued = Request(request, limit=self._limits.end(request), queued_time=self._clock())
+        family = family_of(samples)
+        queued = Request(samples[0], family, limit=self._limits.end(request), queued_time=self._clock())
         self._policy.enqueue(queued)
-        self._requests[request.request_id] = queued
+        self._requests[queued.request_id] = queued
+        self._owing.update(dict.fromkeys(family.owed, family))
 
     def schedule(self) -> SchedulerOutput:
         """Plan the next step. Every plan that is not empty must be executed, then given to ``update``.
@@ -128,9 +133,9 @@ class Scheduler:
         """Give a running request its part of the step; ``num_behind`` others still want a token of it."""
         num_tokens = self._chunk(request.num_wanted, step.tokens_left - num_behind)
         if num_tokens > 0:
-            block_ids = self._make_room(request, num_tokens, step)
-            if block_ids is not None:
-                step.add(request, num_tokens, block_ids)
+            room = self._make_room(request, num_tokens, step)
+            if room is not None:
+                step.add(request, num_tokens, room)
 
     def _drop(self, request: Request, error: Exception, step: StepBuilder) -> None:
         """Planning ``request`` raised: it leaves the plan and ends alone; its output waits for ``take_failed``.
@@ -140,7 +145,7 @@ class Scheduler:
         if isinstance(error, InvariantError):
             raise error
         step.remove(request)
-        self._failed.append(self._fail(request, RequestFault.of(error, "scheduling")))
+        self._failed += self._fail(request.request_id, RequestFault.of(error, "scheduling"))
 
     def take_failed(self) -> list[EngineCoreOutput]:
         """The last outputs of requests that ended while a step was planned."""
@@ -151,17 +156,35 @@ class Scheduler:
         """How many of ``num_wanted`` tokens one request gets when ``room`` are left: chunked prefill is this line."""
         return min(num_wanted, self._longest_chunk, room)
 
-    def _make_room(self, request: Request, num_tokens: int, step: StepBuilder) -> list[int] | None:
+    def _make_room(self, request: Request, num_tokens: int, step: StepBuilder) -> Room | None:
         """New blocks for ``num_tokens`` of a running request; None if it was itself the one to give way."""
         while True:
-            block_ids = self._kv.extend(request, num_tokens)
-            if block_ids is not None:
-                return block_ids
+            room = self._kv.extend(request, num_tokens)
+            if room is not None:
+                return room
+            if self._reclaim(request):
+                continue
             victim = self._policy.victim(self._running)
             step.undo(victim)
             self._preempt(victim)
             if victim is request:
                 return None
+
+    def _reclaim(self, request: Request) -> bool:
+        """Take the blocks of the latest other fork that holds some without running, for ``request`` to find room.
+
+        It is computed again when it runs. False, and nothing is changed, if all of them together would not help.
+        """
+        holders = [
+            other
+            for other in self._requests.values()
+            if other.status is not RequestStatus.RUNNING and other.holds_blocks and other is not request
+        ]
+        if not self._kv.can_gain(request, holders):
+            return False
+        self._kv.free(holders[-1])
+        holders[-1].hold(0)
+        return True
 
     def _preempt(self, victim: Request) -> None:
         """Completion plus resubmission: the worker forgets the victim, which comes back as a new request."""
@@ -177,20 +200,21 @@ class Scheduler:
         if step.tokens_left == 0 or not all(rule.admits(request, self._running) for rule in self._rules):
             return False
         prefix = self._kv.find_prefix(request)
-        num_cached = len(prefix) * self._kv.block_size
+        num_cached = prefix.num_tokens
         num_wanted = request.num_tokens - num_cached
         if self._must_stay_whole(num_wanted) and num_wanted > step.tokens_left:
             return False
         num_tokens = self._chunk(num_wanted, step.tokens_left)
-        block_ids = self._kv.admit(request, prefix, num_tokens)
-        if block_ids is None:
-            return False
-        if request.num_preemptions == 0 and self._kv.enable_prefix_caching and request.num_reusable_tokens:
+        room = self._kv.admit(request, prefix, num_tokens)
+        if room is None:  # while others run, blocks will become free
+            return not self._running and self._reclaim(request) and self._admit(request, step)
+        is_first = request.scheduled_time is None
+        if is_first and self._kv.enable_prefix_caching and request.num_reusable_tokens:
             self._counters.count_lookup(request.num_prompt_tokens, num_cached)
         self._policy.remove(request)
         self._running.append(request)
         request.start(num_cached, self._clock())
-        step.add(request, num_tokens, block_ids, is_new=True)
+        step.add(request, num_tokens, room, is_new=True)
         self._kv.share(request)
         return True
 
@@ -210,18 +234,16 @@ class Scheduler:
         for entry in scheduled:
             if entry.is_valid and _error(entry, result) is not None:
                 self._restart_sharers(entry)
-        outputs = []
+        outputs: list[EngineCoreOutput] = []
         for entry in scheduled:
             if not entry.is_valid:
                 continue
             try:
-                output = self._take(entry, result)
+                outputs += self._take(entry, result)
             except InvariantError:
                 raise
             except Exception as error:
-                output = self._fail(entry.request, RequestFault.of(error, "taking in its token"))
-            if output is not None:
-                outputs.append(output)
+                outputs += self._fail(entry.request.request_id, RequestFault.of(error, "taking in its token"))
         seconds = now - max(planned_at, self._last_update)
         self._last_update = now
         stats = self._report(plan.total_num_scheduled_tokens, seconds)
@@ -233,12 +255,12 @@ class Scheduler:
         for request in [r for r in reversed(self._running) if r.request_id in sharers]:
             self._preempt(request)
 
-    def _take(self, entry: Scheduled, result: ModelRunnerOutput) -> EngineCoreOutput | None:
+    def _take(self, entry: Scheduled, result: ModelRunnerOutput) -> Sequence[EngineCoreOutput]:
         """One request's part of a result."""
         request, request_id = entry.request, entry.request.request_id
         error = _error(entry, result)
         if error is not None:
-            return self._fail(request, error)
+            return self._fail(request_id, error)
         request.num_confirmed_tokens = entry.end
 
         prompt_logprobs = None
@@ -248,35 +270,34 @@ class Scheduler:
             prompt_logprobs = result.prompt_logprobs[request_id][max(told, 0) :]
             request.num_prompt_logprobs += len(prompt_logprobs)
         if not entry.samples:
-            return request.output([], prompt_logprobs=prompt_logprobs) if prompt_logprobs else None
+            return (request.output([], prompt_logprobs=prompt_logprobs),) if prompt_logprobs else ()
 
         request.num_placeholders -= 1
-        sampled = result.sampled_token_ids[request_id]
-        end, count = None, 0
-        while end is None and count < len(sampled):
-            end = request.append(sampled[count])
-            count += 1
-        logprobs = result.logprobs.get(request_id)
-        output = request.output(
-            sampled[:count],
-            logprobs=logprobs[:count] if logprobs is not None else None,
-            prompt_logprobs=prompt_logprobs or None,
-            finish_reason=end[0] if end else None,
-            stop_reason=end[1] if end else None,
-        )
-        if end is not None:
-            self._finish(request)
-        return output
+        growth = request.family.advance(request, result, prompt_logprobs)
+        for output in growth.outputs:
+            self._owing.pop(output.request_id, None)
+        if growth.parked:
+            self._running.remove(request)
+            self._finished_ids.append(request_id)
+            request.park()
+        for parent, child in reversed(growth.born):  # each goes before those that wait
+            self._bear(parent, child)
+        for ended in growth.ended:
+            self._finish(ended)
+        return growth.outputs
+
+    def _bear(self, parent: Request, child: Request) -> None:
+        """``child`` waits, before all others, with the blocks of its parent (unless these were taken away)."""
+        if parent.holds_blocks:
+            num_tokens = child.num_tokens - 1  # its last one was just sampled
+            self._kv.fork(parent, child, num_tokens)
+            child.hold(num_tokens)
+        self._requests[child.request_id] = child
+        self._policy.requeue(child)
 
     def abort(self, request_ids: Iterable[str]) -> list[EngineCoreOutput]:
         """End requests on behalf of the front end, at once; ids that are not here (any more) are ignored."""
-        outputs = []
-        for request_id in request_ids:
-            request = self._requests.get(request_id)
-            if request is not None:
-                self._finish(request)
-                outputs.append(request.output([], finish_reason=FinishReason.ABORT))
-        return outputs
+        return [output for request_id in request_ids for output in self._end(request_id, FinishReason.ABORT)]
 
     def fail(self, request_ids: Iterable[str], fault: RequestFault) -> list[EngineCoreOutput]:
         """End requests with an error; what they computed is not shared. Ids that are not here are ignored.
@@ -284,24 +305,42 @@ class Scheduler:
         After a plan that raised, its blocks hold anything: fail the requests of that plan and of all plans in flight
         after it. Neither kind of plan is then given to ``update``.
         """
-        outputs = [self._fail(self._requests[i], fault) for i in request_ids if i in self._requests]
+        outputs = [output for i in request_ids for output in self._fail(i, fault)]
         for step_id, (_, scheduled) in list(self._in_flight.items()):
             if not any(entry.is_valid for entry in scheduled):
                 del self._in_flight[step_id]
         return outputs
 
-    def _fail(self, request: Request, fault: RequestFault) -> EngineCoreOutput:
-        self._finish(request, spoiled=True)
-        return request.output([], finish_reason=FinishReason.ERROR, error=fault)
+    def _fail(self, request_id: str, fault: RequestFault) -> list[EngineCoreOutput]:
+        return self._end(request_id, FinishReason.ERROR, fault)
+
+    def _end(self, request_id: str, reason: FinishReason, error: RequestFault | None = None) -> list[EngineCoreOutput]:
+        """End a request, or an output that no request gives yet, and what cannot go on without it; their messages."""
+        request = self._requests.get(request_id)
+        family = request.family if request is not None else self._owing.get(request_id)
+        if family is None:
+            return []
+        ended, told = family.end(request_id, request)
+        outputs = []
+        for name in told:
+            self._owing.pop(name, None)
+            if (one := self._requests.get(name)) is not None:
+                outputs.append(one.output([], finish_reason=reason, error=error))
+            else:
+                outputs.append(EngineCoreOutput(request_id=name, finish_reason=reason, error=error))
+        for one in ended:
+            self._finish(one, spoiled=error is not None)
+        return outputs
 
     def _finish(self, request: Request, *, spoiled: bool = False) -> None:
-        if request.status is RequestStatus.RUNNING:
+        if request.holds_blocks:
             if not spoiled:
                 self._kv.share(request)
             self._kv.free(request, spoiled=spoiled)
+        if request.status is RequestStatus.RUNNING:
             self._running.remove(request)
             self._finished_ids.append(request.request_id)
-        else:
+        elif request.status is not RequestStatus.PARKED:
             self._policy.remove(request)
         del self._requests[request.request_id]
         request.finish()
@@ -344,11 +383,14 @@ class Scheduler:
 
     def check_invariants(self) -> None:
         """Raises InvariantError, naming the contradiction. Walks all blocks: milliseconds, so meant for idle times."""
-        self._kv.check_invariants(self._running)
+        self._kv.check_invariants([request for request in self._requests.values() if request.holds_blocks])
         waiting = list(self._policy)
-        listed = [request.request_id for request in [*self._running, *waiting]]
+        parked = [request for request in self._requests.values() if request.status is RequestStatus.PARKED]
+        listed = [request.request_id for request in [*self._running, *waiting, *parked]]
         if sorted(listed) != sorted(self._requests):
-            raise InvariantError(f"running and waiting are {sorted(listed)}, known are {sorted(self._requests)}")
+            raise InvariantError(f"in some state are {sorted(listed)}, known are {sorted(self._requests)}")
+        if self._owing and not self._requests:
+            raise InvariantError(f"nobody is left to give the outputs {sorted(self._owing)}")
         if len(self._running) > self._config.max_num_seqs:
             raise InvariantError(f"{len(self._running)} running requests, max_num_seqs {self._config.max_num_seqs}")
         for request in self._running:
@@ -357,8 +399,10 @@ class Scheduler:
             if request.status is not RequestStatus.RUNNING or not in_order:
                 raise InvariantError(f"{request.request_id} runs with {request.num_computed_tokens} of {known} tokens")
         for request in waiting:
-            if request.status is RequestStatus.RUNNING or request.num_computed_tokens or request.num_placeholders:
-                raise InvariantError(f"{request.request_id} waits, yet it has computed tokens or steps in flight")
+            if request.status is RequestStatus.RUNNING or request.num_placeholders:
+                raise InvariantError(f"{request.request_id} waits, yet it has steps in flight")
+            if request.num_computed_tokens not in (0, request.num_tokens - 1):
+                raise InvariantError(f"{request.request_id} waits with {request.num_computed_tokens} computed tokens")
         for request in [*self._running, *waiting]:
             if request.num_tokens + request.num_placeholders > request.limit:
                 raise InvariantError(f"{request.request_id} has grown beyond its limit of {request.limit} tokens")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from octavo.core.kv_cache.manager import Room
 from octavo.core.request import Request
 from octavo.messages import CachedRequestData, NewRequestData, SchedulerOutput
 
@@ -11,14 +12,14 @@ from octavo.messages import CachedRequestData, NewRequestData, SchedulerOutput
 class Scheduled:
     """One request in one step: positions ``start .. start + num_tokens`` and whether the next token is sampled."""
 
-    __slots__ = ("block_ids", "epoch", "is_new", "num_tokens", "request", "samples", "start")
+    __slots__ = ("epoch", "is_new", "num_tokens", "request", "room", "samples", "start")
 
-    def __init__(self, request: Request, num_tokens: int, block_ids: list[int], is_new: bool) -> None:
+    def __init__(self, request: Request, num_tokens: int, room: Room, is_new: bool) -> None:
         self.request = request
         self.epoch = request.epoch
         self.start = request.num_computed_tokens
         self.num_tokens = num_tokens
-        self.block_ids = block_ids  # the whole table of a new request, else only what was added
+        self.room = room  # its block_ids: the whole table of a new request, else only what was added
         self.is_new = is_new
         self.samples = request.advance(num_tokens)
 
@@ -48,9 +49,9 @@ class StepBuilder:
         """What is planned so far."""
         return self._scheduled.values()
 
-    def add(self, request: Request, num_tokens: int, block_ids: list[int], *, is_new: bool = False) -> None:
+    def add(self, request: Request, num_tokens: int, room: Room, *, is_new: bool = False) -> None:
         """Plan ``num_tokens`` (1 .. tokens_left) of ``request``, and count them as computed."""
-        self._scheduled[request.request_id] = Scheduled(request, num_tokens, block_ids, is_new)
+        self._scheduled[request.request_id] = Scheduled(request, num_tokens, room, is_new)
         self.tokens_left -= num_tokens
 
     def undo(self, victim: Request) -> None:
@@ -65,15 +66,24 @@ class StepBuilder:
             self.tokens_left += entry.num_tokens
 
     def build(self, finished_request_ids: list[str]) -> SchedulerOutput:
-        """The message to the workers."""
+        """The message to the workers.
+
+        Block copies are in the order of planning: a block may be read, given up and then be written by a later copy.
+        """
         new, cached = [], []
+        copies: list[tuple[int, int]] = []
         for request_id, entry in self._scheduled.items():
+            block_ids, num_replaced, own_copies = entry.room
+            copies += own_copies
             if entry.is_new:
                 new.append(_new_request_data(entry))
             else:
                 cached.append(
                     CachedRequestData(
-                        request_id=request_id, num_computed_tokens=entry.start, new_block_ids=entry.block_ids
+                        request_id=request_id,
+                        num_computed_tokens=entry.start,
+                        new_block_ids=block_ids,
+                        num_replaced=num_replaced,
                     )
                 )
         return SchedulerOutput(
@@ -82,6 +92,7 @@ class StepBuilder:
             new_requests=new,
             cached_requests=cached,
             finished_request_ids=finished_request_ids,
+            block_copies=copies,
         )
 
 
@@ -92,9 +103,10 @@ def _new_request_data(entry: Scheduled) -> NewRequestData:
         token_ids=list(request.token_ids),
         num_prompt_tokens=request.num_prompt_tokens,
         num_computed_tokens=entry.start,
-        block_ids=entry.block_ids,
+        block_ids=entry.room.block_ids,
         sampling_params=request.sampling_params,
         sample_index=request.source.sample_index,
         eos_token_ids=request.source.eos_token_ids,
         bad_words_token_ids=request.source.bad_words_token_ids,
+        siblings=request.family.siblings(),
     )

@@ -154,8 +154,8 @@ class AsyncLLM:
     def _submit(self, parent: ParentRequest) -> None:
         """Hand a request to the core; one that cannot be sent ends alone."""
         try:
-            samples = self._output.restart(parent) if parent.times_submitted else parent.children
-            self._client.submit(samples)
+            requests = self._output.restart(parent) if parent.times_submitted else [parent.request]
+            self._client.submit(requests)
             parent.times_submitted += 1
         except Exception as error:
             self._end(parent, RequestError, RequestFault.of(error, "sending it to the engine core"))

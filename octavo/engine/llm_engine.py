@@ -52,7 +52,7 @@ class LLMEngine:
         request_id = request_id if request_id is not None else str(next(self._numbers))
         parent = ParentRequest(request_id, text, request, self._news.append)
         self._output.add(parent)
-        self._client.submit(parent.children)
+        self._client.submit([parent.request])
         return parent
 
     def has_unfinished(self) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from octavo.engine.detokenizer import IncrementalDetokenizer
 from octavo.engine.fault_log import tell
-from octavo.engine.outputs import CompletionOutput, FlatLogprobs, Logprob, RequestMetrics
+from octavo.engine.outputs import CompletionOutput, FlatLogprobs, Logprob, PromptLogprobs, RequestMetrics
 from octavo.engine.parallel_sampling import ParentRequest
 from octavo.messages import (
     EngineCoreOutput,
@@ -27,8 +27,6 @@ from octavo.messages import (
 from octavo.metrics.stats import FinishedRequest, IterationStats
 from octavo.tokenizer.base import Tokenizer
 
-PromptLogprobs = list[dict[int, Logprob] | None] | FlatLogprobs
-
 
 @dataclass(slots=True)
 class Sample:
@@ -41,7 +39,6 @@ class Sample:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, Logprob]] | FlatLogprobs | None = None
     cumulative_logprob: float = 0.0
-    prompt_logprobs: PromptLogprobs | None = None
     num_cached_tokens: int = 0
     begun: bool = False  # an output has been emitted
     interval: int = 1  # tokens between two outputs
@@ -85,7 +82,7 @@ class OutputProcessor:
             self._begin(parent, child)
 
     def restart(self, parent: ParentRequest) -> list[EngineCoreRequest]:
-        """Forget what has come of the samples of a request that have not ended; they are to be computed again."""
+        """Forget what has come of the samples of a request that have not ended; each is to be computed again, alone."""
         again = [child for child in parent.children if child.request_id in self._samples]
         for child in again:
             self._begin(parent, child)
@@ -93,6 +90,8 @@ class OutputProcessor:
 
     def _begin(self, parent: ParentRequest, child: EngineCoreRequest) -> None:
         params = child.sampling_params
+        if params.wants_prompt_logprobs:
+            parent.prompt_logprobs = _unscored(child)
         detokenizer = None
         if params.detokenize:
             detokenizer = IncrementalDetokenizer(self._tokenizer, params, child.prompt_token_ids)
@@ -102,7 +101,6 @@ class OutputProcessor:
             detokenizer=detokenizer,
             metrics=RequestMetrics(arrival_time=child.arrival_time),
             logprobs=_new_logprobs(params) if params.wants_logprobs else None,
-            prompt_logprobs=_unscored(child) if params.wants_prompt_logprobs else None,
             interval=max(params.stream_interval or 1, self._stream_interval),
         )
 
@@ -213,7 +211,7 @@ class OutputProcessor:
         )
 
     def _emit(self, sample: Sample, completion: CompletionOutput) -> None:
-        prompt_logprobs = sample.prompt_logprobs
+        prompt_logprobs = sample.parent.prompt_logprobs
         if sample.begun and sample.parent.kind == RequestOutputKind.DELTA:
             prompt_logprobs = None
         sample.begun, sample.num_unsent = True, 0
@@ -227,9 +225,9 @@ class OutputProcessor:
             for entry in output.new_logprobs or []:
                 sample.logprobs.append(self._logprob_map(entry))
                 sample.cumulative_logprob += entry.logprobs[0]
-        if sample.prompt_logprobs is not None:
+        if sample.parent.prompt_logprobs is not None:
             for entry in output.new_prompt_logprobs or []:
-                sample.prompt_logprobs.append(self._logprob_map(entry))
+                sample.parent.prompt_logprobs.append(self._logprob_map(entry))
 
     def _logprob_map(self, entry: TokenLogprobs) -> dict[int, Logprob]:
         """By token id, the token itself first. It may come again among the others, with the same values."""
@@ -259,8 +257,9 @@ class OutputProcessor:
         if metrics.last_token_time is None:
             metrics.first_token_time = now
             sample.num_cached_tokens = output.num_cached_tokens
-            iteration.num_prompt_tokens += len(sample.request.prompt_token_ids)
-            iteration.num_cached_tokens += output.num_cached_tokens
+            if sample.request.sample_index == 0:  # the prompt of all samples is computed once
+                iteration.num_prompt_tokens += len(sample.request.prompt_token_ids)
+                iteration.num_cached_tokens += output.num_cached_tokens
             iteration.first_token_seconds.append(now - metrics.arrival_time)
         else:
             iteration.inter_token_seconds.append(now - metrics.last_token_time)
@@ -285,6 +284,7 @@ def _finished(sample: Sample, reason: FinishReason) -> FinishedRequest:
     parent.longest_sample = max(parent.longest_sample, num_tokens)
     num_prompt_tokens = len(sample.request.prompt_token_ids)
     prefilled = metrics.first_token_time is not None
+    num_computed = 0 if sample.request.sample_index > 0 else num_prompt_tokens - sample.num_cached_tokens
 
     def between(start: float | None, end: float | None) -> float | None:
         return None if start is None or end is None else end - start
@@ -302,7 +302,7 @@ def _finished(sample: Sample, reason: FinishReason) -> FinishedRequest:
         decode_seconds=decode,
         inference_seconds=between(metrics.scheduled_time, metrics.last_token_time),
         seconds_per_output_token=decode / (num_tokens - 1) if decode is not None and num_tokens > 1 else None,
-        num_computed_prompt_tokens=num_prompt_tokens - sample.num_cached_tokens if prefilled else None,
+        num_computed_prompt_tokens=num_computed if prefilled else None,
         n=parent.n if parent.finished else None,
         max_num_generation_tokens=parent.longest_sample if parent.finished else None,
     )

@@ -64,6 +64,10 @@ class FlatLogprobs(Sequence[dict[int, Logprob]]):
         return f"FlatLogprobs({len(self)} positions, {len(self.token_ids)} numbers)"
 
 
+PromptLogprobs = list[dict[int, Logprob] | None] | FlatLogprobs
+"""By position; those that are not scored, the first at least, have none."""
+
+
 @dataclass(slots=True)
 class RequestMetrics:
     """Life of one request on the ``time.monotonic()`` clock, in seconds; None: not reached."""
@@ -113,6 +117,6 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput] = field(default_factory=list)
     finished: bool = False
-    prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
     metrics: RequestMetrics | None = None
     num_cached_tokens: int = 0

@@ -1,31 +1,15 @@
-"""n samples of one prompt: one request of the caller, n sequences of the core.
+"""n samples of one prompt: one request of the caller and of the core, n streams of tokens.
 
-Sample i is the child with ``sample_index`` i, which is part of its random key; the prompt's KV blocks are shared by
-the prefix cache. With n = 1 the request is its own child.
+Sample i has the ``sample_index`` i, which is part of its random key. The core computes the prompt once and lets the
+samples share its KV blocks (``core.family``). Knows nothing of text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-import msgspec
-
-from octavo.engine.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from octavo.engine.outputs import CompletionOutput, PromptLogprobs, RequestMetrics, RequestOutput
 from octavo.messages import EngineCoreRequest, RequestOutputKind
-
-
-def fan_out(request: EngineCoreRequest) -> list[EngineCoreRequest]:
-    """The sequences to run for a request, by sample index."""
-    n = request.sampling_params.n
-    if n == 1:
-        return [request]
-    params = request.sampling_params.replace(n=1)
-    return [
-        msgspec.structs.replace(
-            request, request_id=f"{request.request_id}.{index}", sampling_params=params, sample_index=index
-        )
-        for index in range(n)
-    ]
 
 
 class ParentRequest:
@@ -43,7 +27,9 @@ class ParentRequest:
         self.prompt_token_ids = request.prompt_token_ids
         self.kind = request.sampling_params.output_kind
         self.n = request.sampling_params.n
-        self.children = fan_out(request)
+        self.request = request  # for the core
+        self.children = request.samples()  # what comes back
+        self.prompt_logprobs: PromptLogprobs | None = None  # of the one prompt of all samples
         self.longest_sample = 0  # tokens, of the samples that have ended
         self.times_submitted = 0  # to an engine core
         self._sink = sink
@@ -67,7 +53,7 @@ class ParentRequest:
         completion: CompletionOutput,
         metrics: RequestMetrics,
         num_cached_tokens: int,
-        prompt_logprobs: Sequence[dict[int, Logprob] | None] | None,
+        prompt_logprobs: PromptLogprobs | None,
     ) -> None:
         """Take one sample's news; hand on what the caller asked to hear."""
         if completion.finished:

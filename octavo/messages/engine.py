@@ -21,7 +21,7 @@ class FinishReason(enum.StrEnum):
 
 
 class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One sequence to continue. ``request_id`` is internal and unique for ever (never the client's own id)."""
+    """A prompt to continue ``n`` times. ``request_id`` is internal and unique for ever (never the client's own id)."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -32,6 +32,25 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     sample_index: int = 0  # which of the n samples of one user request this is; part of the random key
     cache_salt: str | None = None
+
+    def samples(self) -> list[EngineCoreRequest]:
+        """The ``n`` sequences asked for, by sample index. Prompt logprobs are wanted of the first one only.
+
+        With n = 1 that is the request itself, else sample i has the id ``<request_id>.<i>``.
+        """
+        n = self.sampling_params.n
+        if n == 1:
+            return [self]
+        first = self.sampling_params.replace(n=1)
+        rest = first
+        if first.wants_prompt_logprobs:
+            rest = first.replace(prompt_logprobs=None, prompt_logprob_token_ids=None)
+        return [
+            msgspec.structs.replace(
+                self, request_id=f"{self.request_id}.{i}", sampling_params=rest if i else first, sample_index=i
+            )
+            for i in range(n)
+        ]
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

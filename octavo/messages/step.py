@@ -28,6 +28,7 @@ class NewRequestData(msgspec.Struct, frozen=True, kw_only=True):
     sample_index: int = 0
     eos_token_ids: list[int] = []
     bad_words_token_ids: list[list[int]] = []
+    siblings: dict[str, int] = {}  # see SchedulerOutput
 
 
 class CachedRequestData(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +36,8 @@ class CachedRequestData(msgspec.Struct, frozen=True, kw_only=True):
 
     request_id: str
     num_computed_tokens: int
-    new_block_ids: list[int] = []  # appended to its block table
+    new_block_ids: list[int] = []  # appended to its block table,
+    num_replaced: int = 0  # once its last ``num_replaced`` blocks are dropped (copy-on-write: they are others' now)
 
 
 class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +45,10 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
 
     A new request may read blocks that a request listed before it fills in this very step: K and V of all rows are
     written before any row attends. (Blocks filled by requests with prompt logprobs are read in later steps only.)
+
+    ``siblings`` of a new request (id -> sample index) are samples of the same prompt: when it is sampled for the first
+    time, each of them gets a token and logprobs of its own out of the same logits. They are no requests of the worker
+    before they come as new ones.
     """
 
     step_id: int

@@ -22,7 +22,7 @@ class FinishedRequest:
     decode_seconds: float | None = None  # first token to last
     inference_seconds: float | None = None  # scheduled to last token
     seconds_per_output_token: float | None = None  # mean, without the first
-    num_computed_prompt_tokens: int | None = None  # without those from a cache; None if the prompt was not finished
+    num_computed_prompt_tokens: int | None = None  # without cached ones; 0 if a sibling did it; None if unfinished
     n: int | None = None  # samples asked for; only on the sequence that ends its request
     max_num_generation_tokens: int | None = None  # of all its samples; as for n
 

@@ -25,9 +25,12 @@ class BlockTables:
         self._lengths[row] = 0
         self.append(row, block_ids)
 
-    def append(self, row: int, block_ids: Sequence[int]) -> None:
-        """Append to the table of ``row``. Raises RequestError, changing nothing, beyond ``max_blocks``."""
-        start = int(self._lengths[row])
+    def append(self, row: int, block_ids: Sequence[int], num_replaced: int = 0) -> None:
+        """Append to the table of ``row``, in place of its last ``num_replaced`` blocks.
+
+        Raises RequestError, changing nothing, beyond ``max_blocks``.
+        """
+        start = int(self._lengths[row]) - num_replaced
         end = start + len(block_ids)
         if end > self.table.shape[1]:
             raise RequestError(f"{end} blocks do not fit a block table of {self.table.shape[1]}")

@@ -8,6 +8,8 @@ last one. Knows nothing of policies, blocks' owners, text, or which kernels run 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
@@ -19,9 +21,19 @@ from octavo.worker.block_tables import BlockTables
 from octavo.worker.input_batch import Chunks, InputBatch, PromptSpan, build_input_batch, split_passes
 from octavo.worker.request_states import RequestStates
 from octavo.worker.sample.rows import sample_rows
+from octavo.worker.siblings import sibling_rows
 
 PREPARING = "preparing its input"
 NOT_FINITE = "the model returned NaN or infinite logits"
+
+
+class Drawn(NamedTuple):
+    """What the sampler made of one pass: result i belongs to ``rows[i]``."""
+
+    logits: FloatArray
+    adjusted: FloatArray | None
+    sampled: SampledRows
+    rows: SampleRows
 
 
 class ModelRunner:
@@ -89,7 +101,8 @@ class ModelRunner:
 
     def _extend(self, cached: CachedRequestData) -> None:
         try:
-            self._tables.append(self._states.row_of[cached.request_id], cached.new_block_ids)
+            row = self._states.row_of[cached.request_id]
+            self._tables.append(row, cached.new_block_ids, cached.num_replaced)
         except Exception as error:
             self._failed[cached.request_id] = RequestFault.of(error, PREPARING)
 
@@ -128,8 +141,9 @@ class ModelRunner:
         if states.has_processors[batch.sampled_rows].any():
             adjusted = self._adjust(batch, logits, rows, id_of_row, output)
         num_sampled = rows.size
-        if batch.prompt_spans:
-            rows = np.concatenate([rows, *(self._prompt_rows(span) for span in batch.prompt_spans)])
+        siblings = sibling_rows(states, batch.sampled_rows, rows)
+        if batch.prompt_spans or siblings.ids:
+            rows = np.concatenate([rows, *(self._prompt_rows(span) for span in batch.prompt_spans), siblings.rows])
         if self._sampler is not None:
             sampled = self._sampler.sample(rows, adjusted, None)
         else:
@@ -138,7 +152,11 @@ class ModelRunner:
         for span in batch.prompt_spans:
             self._take_prompt_logprobs(span, logits, sampled, rows, first, id_of_row[span.row], output)
             first += span.count
-        self._take_tokens(batch.sampled_rows, logits, adjusted, sampled, rows, id_of_row, output)
+        drawn = Drawn(logits, adjusted, sampled, rows)
+        self._take_tokens(batch.sampled_rows, drawn, id_of_row, output)
+        for i, (sibling_id, leader) in enumerate(siblings.ids, first):
+            if id_of_row[leader] not in self._failed:
+                self._report(sibling_id, leader, i, drawn, output)
 
     def _adjust(
         self,
@@ -169,17 +187,14 @@ class ModelRunner:
     def _take_tokens(
         self,
         state_rows: npt.NDArray[np.int64],
-        logits: FloatArray,
-        adjusted: FloatArray | None,
-        sampled: SampledRows,
-        rows: SampleRows,
+        drawn: Drawn,
         id_of_row: dict[int, str],
         output: ModelRunnerOutput,
     ) -> None:
-        """Keep and report the tokens of ``state_rows``, which are the first of ``sampled``."""
-        wants_logprobs = sampled.logprobs.shape[1] > 0
+        """Keep and report the tokens of ``state_rows``, which are the first ones drawn."""
+        token_ids = drawn.sampled.token_ids
         kept = []
-        for i, (row, token_id) in enumerate(zip(state_rows.tolist(), sampled.token_ids.tolist())):
+        for i, (row, token_id) in enumerate(zip(state_rows.tolist(), token_ids.tolist())):
             request_id = id_of_row[row]
             if request_id in self._failed:
                 continue
@@ -187,18 +202,25 @@ class ModelRunner:
                 self._fail(request_id, RequestError(NOT_FINITE), output)
                 continue
             kept.append(i)
-            output.sampled_token_ids[request_id] = [token_id]
-            if wants_logprobs and (k := int(rows["num_logprobs"][i])) >= 0:
-                sampler = self._states.samplers[row]
-                assert sampler is not None
-                if self._is_reported(sampler.logprob_ids):
-                    entry = _token_logprobs(sampled, i, k)
-                else:
-                    raw, place = logits[rows["logit_row"][i]], int(rows["adjusted_row"][i])
-                    changed = raw if adjusted is None or place < 0 else adjusted[place]
-                    entry = sampler.logprobs(self._logprobs_mode, raw, changed, token_id)
-                output.logprobs[request_id] = [entry]
-        self._states.append(state_rows[kept], sampled.token_ids[kept])
+            self._report(request_id, row, i, drawn, output)
+        self._states.append(state_rows[kept], token_ids[kept])
+
+    def _report(self, name: str, row: int, i: int, drawn: Drawn, output: ModelRunnerOutput) -> None:
+        """Result ``i``, of the logits of state row ``row``, is the next token of the request ``name``."""
+        logits, adjusted, sampled, rows = drawn
+        token_id = int(sampled.token_ids[i])
+        output.sampled_token_ids[name] = [token_id]
+        if sampled.logprobs.shape[1] == 0 or (k := int(rows["num_logprobs"][i])) < 0:
+            return
+        sampler = self._states.samplers[row]
+        assert sampler is not None
+        if self._is_reported(sampler.logprob_ids):
+            entry = _token_logprobs(sampled, i, k)
+        else:
+            raw, place = logits[rows["logit_row"][i]], int(rows["adjusted_row"][i])
+            changed = raw if adjusted is None or place < 0 else adjusted[place]
+            entry = sampler.logprobs(self._logprobs_mode, raw, changed, token_id)
+        output.logprobs[name] = [entry]
 
     def _is_reported(self, ids: list[int] | None) -> bool:
         """Whether the sampler's own logprobs are what was asked for."""

@@ -32,6 +32,7 @@ class RequestStates:
         self.has_processors: npt.NDArray[np.bool_] = np.zeros(num_rows, np.bool_)
         self.sample_rows: SampleRows = np.zeros(num_rows, SAMPLE_ROW)
         self.samplers: list[RequestSampler | None] = [None] * num_rows
+        self.siblings: dict[int, dict[str, int]] = {}  # by row, until their first tokens are sampled
         self.row_of: dict[str, int] = {}
         self._free = list(range(num_rows - 1, -1, -1))
 
@@ -49,6 +50,8 @@ class RequestStates:
         self.samplers[row] = sampler
         self.sample_rows[row] = sampler.row[0]
         self.has_processors[row] = bool(sampler.processors)
+        if request.siblings:
+            self.siblings[row] = request.siblings
         self.row_of[request.request_id] = row
         return row
 
@@ -70,6 +73,7 @@ class RequestStates:
         row = self.row_of.pop(request_id, None)
         if row is not None:
             self.samplers[row] = None
+            self.siblings.pop(row, None)
             self._free.append(row)
 
     def append(self, rows: npt.NDArray[np.int64], token_ids: Int32Array) -> None:

@@ -71,9 +71,9 @@ def empty_history(salt: str | None) -> int:
     return zlib.crc32(repr(salt).encode())
 
 
-def sample(history: int) -> int:
-    """The token that follows ``history``."""
-    return history // 7 % VOCAB
+def sample(history: int, sample_index: int = 0) -> int:
+    """The token that follows ``history`` in a sample."""
+    return (history // 7 + 5 * sample_index) % VOCAB
 
 
 def prompt_logprob(history: int, token_id: int) -> TokenLogprobs:
@@ -87,7 +87,7 @@ def expected_output(request: EngineCoreRequest, limit: int) -> tuple[list[int], 
         history = extend_history(history, token_id)
     output: list[int] = []
     while True:
-        output.append(sample(history))
+        output.append(sample(history, request.sample_index))
         history = extend_history(history, output[-1])
         stops = [*params.stop_token_ids, *([] if params.ignore_eos else request.eos_token_ids)]
         if len(output) >= params.min_tokens and output[-1] in stops:
@@ -112,6 +112,8 @@ class _State:
         self.table = list(new.block_ids)
         self.num_computed = new.num_computed_tokens
         self.num_prompt_tokens = new.num_prompt_tokens
+        self.sample_index = new.sample_index
+        self.siblings = new.siblings
         self.wants_prompt_logprobs = new.sampling_params.prompt_logprobs is not None
         self.histories = [empty_history(salt)]  # histories[p]: before position p
 
@@ -141,6 +143,7 @@ class CheckingWorker:
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """Run one plan; AssertionError if it is not sound."""
         self._take_in(plan)
+        self._copy_blocks(plan)
         self._check_writes(plan)
         passes: tuple[list[str], list[str]] = ([], [])
         for request_id in plan.num_scheduled_tokens:
@@ -177,7 +180,9 @@ class CheckingWorker:
                 for p in range(start + 1, min(end + 1, state.num_prompt_tokens))
             ]
         if end == len(state.tokens):
-            output.sampled_token_ids[request_id] = [sample(state.history(end)) if sound else GARBAGE]
+            for name, index in [(request_id, state.sample_index), *state.siblings.items()]:
+                output.sampled_token_ids[name] = [sample(state.history(end), index) if sound else GARBAGE]
+            state.siblings = {}
             state.tokens += output.sampled_token_ids[request_id]
 
     def _cell(self, state: _State, position: int) -> tuple[int, int]:
@@ -203,17 +208,28 @@ class CheckingWorker:
         for cached in plan.cached_requests:
             state = self.states[cached.request_id]
             assert cached.num_computed_tokens == state.num_computed
-            state.table += cached.new_block_ids
+            assert 0 <= cached.num_replaced <= len(cached.new_block_ids)
+            state.table[len(state.table) - cached.num_replaced :] = cached.new_block_ids
         listed = [r.request_id for r in [*plan.new_requests, *plan.cached_requests]]
         assert sorted(listed) == sorted(plan.num_scheduled_tokens)
         assert all(count > 0 for count in plan.num_scheduled_tokens.values())
         assert plan.total_num_scheduled_tokens <= self.config.step_tokens
         assert len(self.states) <= self.config.max_num_seqs
 
+    def _copy_blocks(self, plan: SchedulerOutput) -> None:
+        for source, destination in plan.block_copies:
+            assert source != destination
+            for offset in range(self.block_size):
+                self.cells[destination][offset] = self.cells[source][offset]
+                self.owed.discard((destination, offset))
+                if (source, offset) in self.owed:
+                    self.owed.add((destination, offset))
+
     def _check_writes(self, plan: SchedulerOutput) -> None:
         new = {request.request_id for request in plan.new_requests}  # these may read what this very step writes
         old = {request_id: state for request_id, state in self.states.items() if request_id not in new}
         owners = Counter(block_id for state in old.values() for block_id in state.table)
+        written: dict[int, str] = {}
         for request_id, count in plan.num_scheduled_tokens.items():
             state = self.states[request_id]
             assert len(set(state.table)) == len(state.table)
@@ -222,6 +238,7 @@ class CheckingWorker:
                 block_id, _ = self._cell(state, position)
                 assert 0 < block_id < len(self.cells)
                 assert owners[block_id] == (request_id in old), f"{request_id} writes into shared block {block_id}"
+                assert written.setdefault(block_id, request_id) == request_id, f"two write into block {block_id}"
 
 
 class ByPriority(FcfsPolicy):
@@ -281,9 +298,10 @@ class Loop:
 
     def add(self, request: EngineCoreRequest) -> None:
         self.scheduler.add_request(request)
-        self.worker.salts[request.request_id] = request.cache_salt
-        self.requests[request.request_id] = request
-        self.received[request.request_id] = Received()
+        for one in request.samples():
+            self.worker.salts[one.request_id] = one.cache_salt
+            self.requests[one.request_id] = one
+            self.received[one.request_id] = Received()
 
     def abort(self, request_ids: list[str]) -> None:
         self._receive(self.scheduler.abort(request_ids))
@@ -296,6 +314,7 @@ class Loop:
             plan = self.scheduler.schedule()
             self.scheduler.check_invariants()
             self._receive(self.scheduler.take_failed())
+            self._check_references(plan)
             skipped = runnable - plan.num_scheduled_tokens.keys() - set(plan.finished_request_ids)
             assert not skipped, f"{skipped} could run but got nothing"
             if plan.is_empty:
@@ -310,6 +329,15 @@ class Loop:
             assert 0.0 <= outputs.stats.kv_cache_usage <= 1.0
             self._receive(outputs.outputs)
         return plan
+
+    def _check_references(self, plan: SchedulerOutput) -> None:
+        """Nobody writes into a partly filled block that others hold, be they running or not."""
+        blocks, size = self.scheduler._kv.pool.blocks, self.worker.block_size
+        for request_id in plan.num_scheduled_tokens:
+            request = self.scheduler._requests[request_id]
+            if request.num_computed_tokens % size:
+                block = blocks[self.scheduler._kv.block_ids(request)[-1]]
+                assert block.ref_count == 1, f"{request_id} writes into {block}"
 
     def run(self) -> None:
         """Until nothing is left; more steps than an uncontended run of each request after the other is a livelock."""

@@ -9,8 +9,9 @@ import sys
 import pytest
 
 from octavo.config import SchedulerConfig
+from octavo.core.family import SOLO
 from octavo.core.kv_cache.hashing import hash_block
-from octavo.core.kv_cache.manager import KVCacheManager
+from octavo.core.kv_cache.manager import KVCacheManager, Prefix
 from octavo.core.request import Request
 from octavo.messages import FinishReason, RequestFault
 from tests.core.checking_worker import Loop, cache_config, make_request
@@ -54,13 +55,13 @@ def test_names_are_the_same_in_every_process() -> None:
 
 
 def request(request_id: str, prompt: list[int], **options: object) -> Request:
-    return Request(make_request(request_id, prompt, **options), limit=1000, queued_time=0.0)
+    return Request(make_request(request_id, prompt, **options), SOLO, limit=1000, queued_time=0.0)
 
 
 def fill(manager: KVCacheManager, req: Request) -> int:
     """Compute the whole prompt; number of tokens found in the cache."""
     prefix = manager.find_prefix(req)
-    cached = len(prefix) * manager.block_size
+    cached = prefix.num_tokens
     req.start(cached, 0.0)
     assert manager.admit(req, prefix, req.num_tokens - cached) is not None
     req.advance(req.num_tokens - cached)
@@ -111,7 +112,7 @@ def test_recycled_block_loses_its_name() -> None:
     done(manager, first)
     second = request("b", [2] * 8)
     fill(manager, second)
-    assert manager.find_prefix(request("c", [1] * 9)) == []
+    assert manager.find_prefix(request("c", [1] * 9)).num_tokens == 0
     done(manager, second)
     manager.check_invariants([])
 
@@ -121,7 +122,7 @@ def test_equal_blocks_computed_at_once_stay_apart() -> None:
     one, two = request("a", list(range(8))), request("b", list(range(8)))
     for req in (one, two):  # both looked the prefix up before either had computed it
         req.start(0, 0.0)
-        manager.admit(req, [], 8)
+        manager.admit(req, Prefix(), 8)
         req.advance(8)
     for req in (one, two):
         manager.share(req)

@@ -6,6 +6,8 @@ import pytest
 
 from octavo.config import SchedulerConfig
 from octavo.core.admission import max_tokens_that_fit
+from octavo.core.family import SOLO
+from octavo.core.kv_cache.manager import Room
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler
 from octavo.core.step import StepBuilder
@@ -179,9 +181,9 @@ def test_victim_already_in_the_plan_is_taken_out_of_it() -> None:
 
 def test_undo_gives_the_budget_back() -> None:
     step = StepBuilder(3, 10)
-    requests = [Request(make_request(i, [1] * 8), limit=20, queued_time=0.0) for i in "ab"]
+    requests = [Request(make_request(i, [1] * 8), SOLO, limit=20, queued_time=0.0) for i in "ab"]
     for request, count in zip(requests, (4, 5), strict=True):
-        step.add(request, count, [1, 2], is_new=True)
+        step.add(request, count, Room([1, 2]), is_new=True)
     assert step.tokens_left == 1
     step.undo(requests[0])
     assert (step.tokens_left, step.num_preempted) == (5, 1)

@@ -6,9 +6,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
+from octavo.core.family import SOLO
 from octavo.core.kv_cache.block import Block
 from octavo.core.kv_cache.block_pool import BlockPool
-from octavo.core.kv_cache.manager import KVCacheManager
+from octavo.core.kv_cache.manager import KVCacheManager, Room
 from octavo.core.kv_cache.prefix_index import PrefixIndex
 from octavo.core.request import Request
 from tests.core.checking_worker import make_request
@@ -84,7 +85,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 class ManagerMachine(RuleBasedStateMachine):
-    """Each block remembers the sequence written into it; a prefix found must hold exactly the request's own."""
+    """Each slot remembers the sequence written up to it; a request must always find exactly its own in its table."""
 
     requests = Bundle("requests")
 
@@ -92,17 +93,25 @@ class ManagerMachine(RuleBasedStateMachine):
     def start(self, num_blocks: int, block_size: int, caching: bool) -> None:
         self.manager = KVCacheManager(num_blocks, block_size, enable_prefix_caching=caching)
         self.caching = caching
-        self.contents: dict[int, tuple[object, ...]] = {}
+        self.contents: dict[int, list[tuple[object, ...]]] = {}  # by block, then by offset
         self.running: list[Request] = []
         self.count = 0
 
-    def write(self, request: Request) -> None:
-        """Blocks now hold the salt and all tokens up to their own end."""
+    def write(self, request: Request, start: int) -> None:
+        """The slots of all tokens from ``start`` on now stand for salt and tokens up to themselves."""
         table = self.manager.block_ids(request)
         size = self.manager.block_size
-        for i in range(-(-request.num_computed_tokens // size)):
-            end = min((i + 1) * size, request.num_computed_tokens)
-            self.contents[table[i]] = (request.source.cache_salt, *request.token_ids[:end])
+        for position in range(start, request.num_computed_tokens):
+            assert self.manager.pool.blocks[table[position // size]].ref_count == 1, "a write into a shared block"
+            cells = self.contents.setdefault(table[position // size], [()] * size)
+            cells[position % size] = self.history(request, position)
+
+    def history(self, request: Request, position: int) -> tuple[object, ...]:
+        return (request.source.cache_salt, *request.token_ids[: position + 1])
+
+    def copy(self, room: Room) -> None:
+        for source, destination in room.copies:
+            self.contents[destination] = list(self.contents[source])
 
     @rule(
         target=requests,
@@ -111,28 +120,31 @@ class ManagerMachine(RuleBasedStateMachine):
         chunk=st.integers(1, 14),
     )
     def admit(self, prompt: list[int], salt: str | None, chunk: int) -> object:
-        request = Request(make_request(f"r{self.count}", prompt, salt=salt), limit=1000, queued_time=0.0)
+        request = Request(make_request(f"r{self.count}", prompt, salt=salt), SOLO, limit=1000, queued_time=0.0)
         self.count += 1
         prefix = self.manager.find_prefix(request)
         size = self.manager.block_size
-        cached = len(prefix) * size
+        cached = prefix.num_tokens
         assert cached < len(prompt)
-        assert self.caching or not prefix
-        for i, block in enumerate(prefix):
-            assert self.contents[block.block_id] == (salt, *prompt[: (i + 1) * size])
+        assert self.caching or not cached
+        for i, block in enumerate(prefix.blocks):
+            assert self.contents[block.block_id][-1] == (salt, *prompt[: (i + 1) * size])
         num_free = self.manager.pool.num_free
-        if self.manager.admit(request, prefix, min(chunk, len(prompt) - cached)) is None:
+        room = self.manager.admit(request, prefix, min(chunk, len(prompt) - cached))
+        if room is None:
             assert self.manager.pool.num_free == num_free
             return multiple()
+        assert room.block_ids == self.manager.block_ids(request)
         request.start(cached, 0.0)
         self.running.append(request)
         self.advance(request, min(chunk, len(prompt) - cached))
         return request
 
     def advance(self, request: Request, count: int) -> None:
+        start = request.num_computed_tokens
         if request.advance(count):
             request.num_placeholders -= 1
-        self.write(request)
+        self.write(request, start)
         self.manager.share(request)
         request.num_confirmed_tokens = request.num_computed_tokens
 
@@ -141,8 +153,46 @@ class ManagerMachine(RuleBasedStateMachine):
         if request.num_computed_tokens == request.num_tokens:
             request.token_ids.append(token_id)
         count = min(chunk, request.num_tokens - request.num_computed_tokens)
-        if self.manager.extend(request, count) is not None:
-            self.advance(request, count)
+        before, num_free = self.manager.block_ids(request), self.manager.pool.num_free
+        fitting = self.manager.num_fitting(request)
+        room = self.manager.extend(request, count)
+        assert (room is None) == (count > fitting)
+        if room is None:
+            assert (self.manager.block_ids(request), self.manager.pool.num_free) == (before, num_free)
+            return
+        kept = before[: len(before) - room.num_replaced]
+        assert self.manager.block_ids(request) == [*kept, *room.block_ids]
+        self.copy(room)
+        self.advance(request, count)
+
+    @rule(target=requests, parent=requests, data=st.data())
+    def fork(self, parent: Request, data: st.DataObject) -> Request:
+        """A child of the parent's first tokens, computed and followed by one more, as after sampling."""
+        count = data.draw(st.integers(1, parent.num_computed_tokens))
+        num_free = self.manager.pool.num_free
+        child = parent.fork(make_request(f"r{self.count}", [0], salt=parent.source.cache_salt), SOLO, limit=1000)
+        self.count += 1
+        child.token_ids = [*parent.token_ids[:count], data.draw(st.integers(0, 1))]
+        child.block_hashes = child.block_hashes[: count // self.manager.block_size]
+        self.manager.fork(parent, child, count)
+        child.start(count, 0.0)
+        self.running.append(child)
+        assert self.manager.pool.num_free == num_free
+        return child
+
+    @rule(data=st.data())
+    def can_gain(self, data: st.DataObject) -> None:
+        """What it promises is what dropping the tables gives."""
+        if not self.running:
+            return
+        one = data.draw(st.sampled_from(self.running))
+        chosen = [r for r in self.running if r is not one and data.draw(st.booleans())]
+        kept = [self.manager.block_ids(r) for r in self.running if r is not one and r not in chosen]
+        blocks = {b for r in chosen for b in self.manager.block_ids(r)}
+        own = self.manager.block_ids(one)
+        freed = blocks.difference(own, *kept)
+        unshared = own[-1] in blocks and not any(own[-1] in table for table in kept)
+        assert self.manager.can_gain(one, chosen) == (bool(freed) or unshared)
 
     @rule(request=consumes(requests), spoiled=st.booleans())
     def free(self, request: Request, spoiled: bool) -> None:
@@ -161,9 +211,9 @@ class ManagerMachine(RuleBasedStateMachine):
         self.manager.check_invariants(self.running)
         for request in self.running:
             size, table = self.manager.block_size, self.manager.block_ids(request)
-            for i in range(request.num_computed_tokens // size):
-                expected = (request.source.cache_salt, *request.token_ids[: (i + 1) * size])
-                assert self.contents[table[i]] == expected, "a running request's block was overwritten"
+            for position in range(request.num_computed_tokens):
+                cell = self.contents[table[position // size]][position % size]
+                assert cell == self.history(request, position), "a running request's block was overwritten"
 
 
 TestPool = PoolMachine.TestCase

@@ -54,6 +54,7 @@ sampling = st.fixed_dictionaries(
         "eos": st.booleans(),
         "salt": st.sampled_from([None, None, None, None, "a"]),
         "priority": st.integers(0, 2),
+        "n": st.sampled_from([1, 1, 1, 2, 4]),
     }
 )
 
@@ -65,6 +66,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def start(self, loop: Loop) -> None:
         self.loop = loop
         self.num_requests = 0
+        self.sample_ids: list[str] = []
 
     @rule(prompt=prompts(), params=sampling)
     def add(self, prompt: list[int], params: dict[str, object]) -> None:
@@ -72,6 +74,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.num_requests += 1
         with contextlib.suppress(ValidationError):
             self.loop.add(request)
+        self.sample_ids += [one.request_id for one in request.samples()]
 
     @rule(count=st.integers(1, 6))
     def steps(self, count: int) -> None:
@@ -80,11 +83,18 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 20))
     def abort(self, number: int) -> None:
-        self.loop.abort([f"r{number}", "unknown"])
+        name = f"r{number}"
+        self.loop.abort([i for i in self.sample_ids if i.split(".")[0] == name] + ["unknown"])
 
-    @rule(number=st.integers(0, 20))
-    def break_request(self, number: int) -> None:
-        self.loop.worker.failing.add(f"r{number}")
+    @rule(data=st.data())
+    def abort_one_sample(self, data: st.DataObject) -> None:
+        if self.sample_ids:
+            self.loop.abort([data.draw(st.sampled_from(self.sample_ids))])
+
+    @rule(data=st.data())
+    def break_request(self, data: st.DataObject) -> None:
+        if self.sample_ids:
+            self.loop.worker.failing.add(data.draw(st.sampled_from(self.sample_ids)))
 
     @rule()
     def reset_prefix_cache(self) -> None:
@@ -114,7 +124,7 @@ def test_every_request_of_a_crowd_gives_what_it_gives_alone(loop: Loop, batch: l
     for number, (prompt, params) in enumerate(batch):
         try:
             loop.add(make_request(f"r{number}", prompt, **params))
-            admitted += 1
+            admitted += int(params["n"])
         except ValidationError:
             continue
     loop.run()

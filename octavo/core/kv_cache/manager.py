@@ -1,22 +1,51 @@
-"""KVCacheManager: block tables of the running requests. The scheduler's only door to KV memory.
+"""KVCacheManager: block tables of the requests. The scheduler's only door to KV memory.
 
 Knows requests' lengths and hashes; decides nothing about who runs.
 
     block table     [ b7 ][ b3 ][ b9 ][ b4 ]        block_size tokens each
     tokens          |<- num_computed_tokens ->| n |
     num_named         2: b7, b3 are full of known tokens and can be found by others
+
+A fork shares every block of its parent, the partly filled one too. Whoever is the first to write into a shared block
+writes into a copy of it (copy-on-write); the last one to hold it writes in place:
+
+    parent          [ b7 ][ b3 ][ b9. ]             b9 is partly filled
+    fork            [ b7 ][ b3 ][ b9. ]             three blocks in all, each with two references
+    fork, extended  [ b7 ][ b3 ][ b5.. ]            copies: (b9, b5); now b9 is the parent's alone
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from octavo.core.kv_cache.block import Block
 from octavo.core.kv_cache.block_pool import BlockPool
 from octavo.core.kv_cache.prefix_index import PrefixIndex
 from octavo.core.request import Request
 from octavo.exceptions import InvariantError
+
+
+class Prefix(NamedTuple):
+    """``blocks`` hold the first ``num_tokens`` tokens of a request. With none, these are in its own table already."""
+
+    blocks: Sequence[Block] = ()
+    num_tokens: int = 0
+
+
+class Room(NamedTuple):
+    """Where the next tokens go: ``block_ids`` follow the table's own, the last ``num_replaced`` of which are dropped.
+
+    ``copies``: (source, destination) block ids, to be copied before anything is written.
+    """
+
+    block_ids: list[int]
+    num_replaced: int = 0
+    copies: Sequence[tuple[int, int]] = ()
+
+
+NO_ROOM_NEEDED = Room([])
 
 
 class _Table:
@@ -45,41 +74,87 @@ class KVCacheManager:
         """Referenced blocks / usable blocks, 0..1."""
         return (self.pool.num_usable - self.pool.num_free) / self.pool.num_usable
 
-    def find_prefix(self, request: Request) -> list[Block]:
-        """Blocks that already hold the request's first tokens, none of those whose logits are needed."""
+    def find_prefix(self, request: Request) -> Prefix:
+        """Where the request's first tokens are already, none of those whose logits are needed."""
+        if request.request_id in self._tables:
+            return Prefix(num_tokens=request.num_computed_tokens)
         longest = request.num_reusable_tokens // self.block_size
         if not self.enable_prefix_caching or longest == 0:
-            return []
-        return self.index.longest(request.hashes(self.block_size)[:longest])
+            return Prefix()
+        blocks = self.index.longest(request.hashes(self.block_size)[:longest])
+        return Prefix(blocks, len(blocks) * self.block_size)
 
-    def admit(self, request: Request, prefix: Sequence[Block], num_tokens: int) -> list[int] | None:
-        """Start a table with ``prefix`` and room for ``num_tokens`` more; its block ids.
+    def admit(self, request: Request, prefix: Prefix, num_tokens: int) -> Room | None:
+        """Start a table with ``prefix`` and room for ``num_tokens`` more; ``block_ids`` is the whole table.
 
         None, and nothing is changed, unless all known tokens of the request would fit into the free blocks now: a
         request that starts without room for its prompt would soon be preempted.
         """
-        cached = len(prefix) * self.block_size
-        revived = sum(block.ref_count == 0 for block in prefix)
-        whole = self._num_blocks(max(request.num_tokens, cached + num_tokens)) - len(prefix)
+        if request.request_id in self._tables:
+            room = self.extend(request, num_tokens)
+            return room and Room(self.block_ids(request), copies=room.copies)
+        blocks, cached = prefix
+        revived = sum(block.ref_count == 0 for block in blocks)
+        whole = self._num_blocks(max(request.num_tokens, cached + num_tokens)) - len(blocks)
         if whole > self.pool.num_free - revived:
             return None
         table = self._tables[request.request_id] = _Table()
-        self.pool.acquire(prefix)
-        table.blocks = [*prefix, *self.pool.allocate(self._num_blocks(cached + num_tokens) - len(prefix))]
-        table.num_named = len(prefix)
-        return [block.block_id for block in table.blocks]
+        self.pool.acquire(blocks)
+        table.blocks = [*blocks, *self.pool.allocate(self._num_blocks(cached + num_tokens) - len(blocks))]
+        table.num_named = len(blocks)
+        return Room([block.block_id for block in table.blocks])
 
-    def extend(self, request: Request, num_tokens: int) -> list[int] | None:
-        """Make room for ``num_tokens`` after the computed ones; new block ids. None, unchanged, if there is none."""
+    def extend(self, request: Request, num_tokens: int) -> Room | None:
+        """Make room for ``num_tokens`` after the computed ones. None, and nothing is changed, if there is none."""
         table = self._tables[request.request_id]
-        missing = self._num_blocks(request.num_computed_tokens + num_tokens) - len(table.blocks)
-        if missing <= 0:
-            return []
+        copied = self._shares_last(table, request.num_computed_tokens)
+        missing = self._num_blocks(request.num_computed_tokens + num_tokens) - len(table.blocks) + copied
         if missing > self.pool.num_free:
             return None
+        if not copied and request.num_computed_tokens % self.block_size:
+            self.index.remove(table.blocks[-1])  # its name, if any, is from one who had filled it and is gone
+        if missing <= 0:
+            return NO_ROOM_NEEDED
         new = self.pool.allocate(missing)
+        copies = []
+        if copied:
+            source = table.blocks.pop()
+            self.pool.free([source])  # somebody else holds it
+            copies.append((source.block_id, new[0].block_id))
         table.blocks += new
-        return [block.block_id for block in new]
+        return Room([block.block_id for block in new], int(copied), copies)
+
+    def num_fitting(self, request: Request) -> int:
+        """For how many tokens after the computed ones :meth:`extend` would find room now."""
+        table = self._tables[request.request_id]
+        copied = self._shares_last(table, request.num_computed_tokens)
+        num_blocks = len(table.blocks) - copied + self.pool.num_free
+        return max(0, num_blocks * self.block_size - request.num_computed_tokens)
+
+    def _shares_last(self, table: _Table, num_computed_tokens: int) -> bool:
+        """Would the next token be written into a block that others hold too? Full blocks are never written again."""
+        return num_computed_tokens % self.block_size != 0 and table.blocks[-1].ref_count > 1
+
+    def fork(self, parent: Request, child: Request, num_tokens: int) -> None:
+        """Give ``child`` a table: the blocks of the first ``num_tokens`` (computed) tokens of ``parent``, shared."""
+        source = self._tables[parent.request_id]
+        table = self._tables[child.request_id] = _Table()
+        table.blocks = source.blocks[: self._num_blocks(num_tokens)]
+        table.num_named = min(source.num_named, num_tokens // self.block_size)
+        table.private = source.private
+        self.pool.acquire(table.blocks)
+
+    def can_gain(self, request: Request, holders: Sequence[Request]) -> bool:
+        """Would ``request`` need less, or find more, if all of ``holders`` (others) dropped their tables?
+
+        True if some block would become free, or its own last one would no longer be shared.
+        """
+        held = Counter(block.block_id for holder in holders for block in self._tables[holder.request_id].blocks)
+        if any(self.pool.blocks[block_id].ref_count == count for block_id, count in held.items()):
+            return True
+        own = self._tables.get(request.request_id)
+        last = own.blocks[-1] if own is not None else None
+        return last is not None and last.block_id in held and last.ref_count == held[last.block_id] + 1
 
     def share(self, request: Request) -> None:
         """Offer the request's full blocks of known tokens, computed or planned to be, to requests scheduled later.
@@ -130,13 +205,13 @@ class KVCacheManager:
         for table in self._tables.values():
             table.private = True
 
-    def check_invariants(self, running: Sequence[Request]) -> None:
-        """Tables belong to exactly the ``running`` requests and hold their tokens; the pool is sound."""
-        if self._tables.keys() != {request.request_id for request in running}:
-            raise InvariantError(f"block tables of {sorted(self._tables)}, running {[r.request_id for r in running]}")
+    def check_invariants(self, holders: Sequence[Request]) -> None:
+        """Tables belong to exactly the ``holders`` and hold their tokens; the pool is sound."""
+        if self._tables.keys() != {request.request_id for request in holders}:
+            raise InvariantError(f"block tables of {sorted(self._tables)}, not of {[r.request_id for r in holders]}")
         references = Counter(block.block_id for table in self._tables.values() for block in table.blocks)
         self.pool.check_invariants(references)
-        for request in running:
+        for request in holders:
             held, computed = len(self._tables[request.request_id].blocks), request.num_computed_tokens
             if held != self._num_blocks(computed):
                 raise InvariantError(f"{request.request_id} holds {held} blocks for {computed} tokens")
