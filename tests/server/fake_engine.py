@@ -11,7 +11,7 @@ from typing import Any
 
 from octavo.config import SamplingConfig
 from octavo.engine.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
-from octavo.exceptions import EngineDeadError, RequestError
+from octavo.exceptions import EngineDeadError, RequestError, ValidationError
 from octavo.messages import EngineInfo, RequestOutputKind, SamplingParams
 
 VOCAB = 128
@@ -70,6 +70,8 @@ class FakeEngine:
     ) -> AsyncIterator[RequestOutput]:
         assert not isinstance(prompt, str)
         sampling_params.verify(vocab_size=VOCAB, limits=SamplingConfig())
+        if any(not 0 <= token < VOCAB for token in prompt):
+            raise ValidationError(f"prompt: token ids must be in [0, {VOCAB - 1}]", parameter="prompt")
         self.seen.append(sampling_params)
         return self._run(prompt, sampling_params, request_id)
 

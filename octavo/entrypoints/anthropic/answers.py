@@ -1,11 +1,13 @@
-"""What /v1/messages sends: the message, its blocks, and its events, with Anthropic's names."""
+"""What /v1/messages sends: the message, its blocks, and its events, with Anthropic's names.
+
+Every struct with a tag says what it is in ``type``, its first field on the wire.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 
 class MessageUsage(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,19 +19,22 @@ class MessageUsage(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
 
 
-class TextContent(msgspec.Struct):
-    type: str = "text"
+class TextContent(msgspec.Struct, tag_field="type", tag="text"):
+    """What is said."""
+
     text: str = ""
 
 
-class ThinkingContent(msgspec.Struct):
-    type: str = "thinking"
+class ThinkingContent(msgspec.Struct, tag_field="type", tag="thinking"):
+    """What was thought."""
+
     thinking: str = ""
     signature: str = ""  # nothing here checks one
 
 
-class ToolUseContent(msgspec.Struct, kw_only=True):
-    type: str = "tool_use"
+class ToolUseContent(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_use"):
+    """A call."""
+
     id: str
     name: str
     input: dict[str, Any] = {}
@@ -38,14 +43,13 @@ class ToolUseContent(msgspec.Struct, kw_only=True):
 Content = TextContent | ThinkingContent | ToolUseContent
 
 
-class MessageAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class MessageAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="message"):
     """The assistant's message."""
 
     id: str
-    type: str = "message"
     role: str = "assistant"
     model: str
-    content: list[Any]  # TextContent, ThinkingContent, ToolUseContent
+    content: list[TextContent | ThinkingContent | ToolUseContent]
     stop_reason: str | None
     stop_sequence: str | None
     usage: MessageUsage
@@ -57,27 +61,60 @@ class TokensCount(msgspec.Struct, frozen=True):
     input_tokens: int
 
 
-class BlockDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """What a block grows by; which field it has depends on ``type``."""
+class TextDelta(msgspec.Struct, frozen=True, tag_field="type", tag="text_delta"):
+    text: str
 
-    type: str
-    text: str | UnsetType = UNSET
-    thinking: str | UnsetType = UNSET
-    signature: str | UnsetType = UNSET
-    partial_json: str | UnsetType = UNSET
+
+class ThinkingDelta(msgspec.Struct, frozen=True, tag_field="type", tag="thinking_delta"):
+    thinking: str
+
+
+class SignatureDelta(msgspec.Struct, frozen=True, tag_field="type", tag="signature_delta"):
+    signature: str
+
+
+class InputJsonDelta(msgspec.Struct, frozen=True, tag_field="type", tag="input_json_delta"):
+    partial_json: str
 
 
 class StopDelta(msgspec.Struct, frozen=True):
+    """Why the message ended."""
+
     stop_reason: str | None
     stop_sequence: str | None
 
 
-class MessageEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One event of a stream; which fields it has depends on ``type``."""
+class MessageStart(msgspec.Struct, frozen=True, tag_field="type", tag="message_start"):
+    message: MessageAnswer
 
-    type: str
-    message: MessageAnswer | UnsetType = UNSET
-    index: int | UnsetType = UNSET
-    content_block: Any | UnsetType = UNSET
-    delta: BlockDelta | StopDelta | UnsetType = UNSET
-    usage: MessageUsage | UnsetType = UNSET
+
+class Ping(msgspec.Struct, frozen=True, tag_field="type", tag="ping"):
+    """Says that the server is there."""
+
+
+class ContentBlockStart(msgspec.Struct, frozen=True, tag_field="type", tag="content_block_start"):
+    index: int
+    content_block: TextContent | ThinkingContent | ToolUseContent
+
+
+class ContentBlockDelta(msgspec.Struct, frozen=True, tag_field="type", tag="content_block_delta"):
+    index: int
+    delta: TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta
+
+
+class ContentBlockStop(msgspec.Struct, frozen=True, tag_field="type", tag="content_block_stop"):
+    index: int
+
+
+class MessageDelta(msgspec.Struct, frozen=True, tag_field="type", tag="message_delta"):
+    delta: StopDelta
+    usage: MessageUsage  # of the whole message
+
+
+class MessageStop(msgspec.Struct, frozen=True, tag_field="type", tag="message_stop"):
+    """Nothing comes after it."""
+
+
+EVENTS: tuple[type[msgspec.Struct], ...] = (
+    *(MessageStart, Ping, ContentBlockStart, ContentBlockDelta, ContentBlockStop, MessageDelta, MessageStop),
+)

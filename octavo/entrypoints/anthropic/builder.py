@@ -13,17 +13,27 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
+from msgspec import Struct
 from pydantic_core import from_json
 
 from octavo.entrypoints.anthropic.answers import (
-    BlockDelta,
     Content,
+    ContentBlockDelta,
+    ContentBlockStart,
+    ContentBlockStop,
+    InputJsonDelta,
     MessageAnswer,
-    MessageEvent,
+    MessageDelta,
+    MessageStart,
+    MessageStop,
     MessageUsage,
+    Ping,
+    SignatureDelta,
     StopDelta,
     TextContent,
+    TextDelta,
     ThinkingContent,
+    ThinkingDelta,
     ToolUseContent,
 )
 from octavo.entrypoints.openai.conversation import ChatEvent, Conversation
@@ -46,11 +56,11 @@ class MessageBuilder:
         self._arguments = ""
         self._stop = StopDelta(None, None)
 
-    def start(self) -> Iterator[MessageEvent]:
-        yield MessageEvent(type="message_start", message=self.message())
-        yield MessageEvent(type="ping")
+    def start(self) -> Iterator[Struct]:
+        yield MessageStart(self.message())
+        yield Ping()
 
-    def feed(self, news: ChatEvent) -> Iterator[MessageEvent]:
+    def feed(self, news: ChatEvent) -> Iterator[Struct]:
         """The events of ``news``."""
         for delta in news.deltas:
             yield from self._grow(delta)
@@ -60,9 +70,9 @@ class MessageBuilder:
             yield from self._close()
             self._stop = self._stopped(news)
 
-    def finish(self) -> Iterator[MessageEvent]:
-        yield MessageEvent(type="message_delta", delta=self._stop, usage=self._usage())
-        yield MessageEvent(type="message_stop")
+    def finish(self) -> Iterator[Struct]:
+        yield MessageDelta(self._stop, self._usage())
+        yield MessageStop()
 
     def message(self) -> MessageAnswer:
         """The message as it stands."""
@@ -95,7 +105,7 @@ class MessageBuilder:
 
     # ---- blocks
 
-    def _grow(self, delta: Delta) -> Iterator[MessageEvent]:
+    def _grow(self, delta: Delta) -> Iterator[Struct]:
         """Add ``delta`` to the open block, after closing one of another kind and opening its own where needed."""
         if isinstance(delta, ToolCallDelta):
             if not self._open or self._call != delta.index:
@@ -104,8 +114,8 @@ class MessageBuilder:
                 yield from self._open_block(ToolUseContent(id=identity, name=delta.name or ""))
                 self._call, self._arguments = delta.index, ""
             self._arguments += delta.arguments
-            grown = BlockDelta(type="input_json_delta", partial_json=delta.arguments)
-            more = bool(delta.arguments)
+            if delta.arguments:
+                yield self._delta(InputJsonDelta(delta.arguments))
         else:
             kind = ThinkingContent if isinstance(delta, Reasoning) else TextContent
             if not self._open or not isinstance(self._blocks[-1], kind):
@@ -114,32 +124,31 @@ class MessageBuilder:
             block = self._blocks[-1]
             if isinstance(block, ThinkingContent):
                 block.thinking += delta.text
-                grown = BlockDelta(type="thinking_delta", thinking=delta.text)
+                yield self._delta(ThinkingDelta(delta.text))
             else:
                 assert isinstance(block, TextContent)
                 block.text += delta.text
-                grown = BlockDelta(type="text_delta", text=delta.text)
-            more = bool(delta.text)
-        if more:
-            yield MessageEvent(type="content_block_delta", index=len(self._blocks) - 1, delta=grown)
+                yield self._delta(TextDelta(delta.text))
 
-    def _open_block(self, block: Content) -> Iterator[MessageEvent]:
+    def _open_block(self, block: Content) -> Iterator[Struct]:
         self._blocks.append(block)
         self._open = True
-        yield MessageEvent(type="content_block_start", index=len(self._blocks) - 1, content_block=block)
+        yield ContentBlockStart(len(self._blocks) - 1, block)
 
-    def _close(self) -> Iterator[MessageEvent]:
+    def _delta(self, delta: TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta) -> ContentBlockDelta:
+        return ContentBlockDelta(len(self._blocks) - 1, delta)
+
+    def _close(self) -> Iterator[Struct]:
         """Close the block that is open, if any."""
         if not self._open:
             return
-        index, block = len(self._blocks) - 1, self._blocks[-1]
+        block = self._blocks[-1]
         if isinstance(block, ThinkingContent):
-            signed = BlockDelta(type="signature_delta", signature=block.signature)
-            yield MessageEvent(type="content_block_delta", index=index, delta=signed)
+            yield self._delta(SignatureDelta(block.signature))
         elif isinstance(block, ToolUseContent):
             block.input = _object(self._arguments)
         self._open, self._call = False, None
-        yield MessageEvent(type="content_block_stop", index=index)
+        yield ContentBlockStop(len(self._blocks) - 1)
 
 
 def _object(arguments: str) -> dict[str, Any]:

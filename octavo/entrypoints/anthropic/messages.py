@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from octavo.entrypoints.anthropic.answers import MessageAnswer, MessageEvent, TokensCount
+from octavo.entrypoints.anthropic.answers import MessageAnswer, TokensCount
 from octavo.entrypoints.anthropic.builder import MessageBuilder
 from octavo.entrypoints.anthropic.protocol import NAMES, CountTokensRequest, MessagesRequest, to_chat
 from octavo.entrypoints.openai.conversation import Conversation, prepare
@@ -27,7 +28,7 @@ from octavo.entrypoints.openai.translate import renamed
 
 router = APIRouter(route_class=JsonRoute)
 
-STREAM = "`event: TYPE`, `data: MessageEvent`, from message_start to message_stop"
+STREAM = "`event: TYPE`, `data:` MessageStart, Ping, ContentBlockStart, ... MessageStop"
 
 
 @router.post("/v1/messages", response_class=Response, responses=describe_answer(MessageAnswer, stream=STREAM))
@@ -77,8 +78,8 @@ async def _events(conversation: Conversation, builder: MessageBuilder) -> AsyncG
         yield _encode(event)
 
 
-def _encode(event: MessageEvent) -> bytes:
-    return encode_named_event(event.type, event)
+def _encode(event: msgspec.Struct) -> bytes:
+    return encode_named_event(str(event.__struct_config__.tag), event)
 
 
 def _error_event(error: BaseException) -> bytes:

@@ -17,7 +17,7 @@ from octavo.entrypoints.openai import answers
 from octavo.entrypoints.openai.errors import AnthropicErrorBody, ErrorBody
 from octavo.entrypoints.openai.responses import answers as responses
 
-ANSWERS: tuple[type, ...] = (
+ANSWERS: tuple[Any, ...] = (
     answers.AbortedRequest,
     answers.ChatChunk,
     answers.ChatCompletion,
@@ -32,9 +32,7 @@ ANSWERS: tuple[type, ...] = (
     answers.ServerVersion,
     answers.Tokenized,
     *(responses.Event, responses.InputTokens, responses.ResponseObject),
-    *(responses.OutputMessage, responses.OutputReasoning, responses.OutputFunctionCall),
-    *(messages.MessageAnswer, messages.MessageEvent, messages.TokensCount),
-    *(messages.TextContent, messages.ThinkingContent, messages.ToolUseContent),
+    *(messages.MessageAnswer, messages.TokensCount, *messages.EVENTS),
     *(AnthropicErrorBody, ErrorBody),
 )
 REF = "#/components/schemas/{name}"
@@ -50,7 +48,9 @@ def describe_answer(
     """A route's ``responses``: ``model`` as JSON and, where ``stream`` says what its events are, server-sent events."""
     content = _json(model)
     if stream is not None:
-        content["text/event-stream"] = {"schema": {"type": "string", "description": stream}}
+        data = {"type": "string", "contentMediaType": "application/json"}
+        event = {"type": "object", "required": ["data"], "properties": {"event": {"type": "string"}, "data": data}}
+        content["text/event-stream"] = {"schema": {**event, "description": stream}}
     described: dict[str, Any] = {"description": (model.__doc__ or "").strip().split("\n\n")[0], "content": content}
     if links:
         described["links"] = links

@@ -25,44 +25,36 @@ class ResponseUsage(msgspec.Struct, frozen=True):
     total_tokens: int
 
 
-class OutputText(msgspec.Struct):
+class OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
     """A part of a message."""
 
-    type: str = "output_text"
     text: str = ""
     annotations: list[Any] = []
     logprobs: list[Any] = []
 
 
-class ReasoningText(msgspec.Struct):
+class ReasoningText(msgspec.Struct, tag_field="type", tag="reasoning_text"):
     """A part of a reasoning item."""
 
-    type: str = "reasoning_text"
     text: str = ""
 
 
-Part = OutputText | ReasoningText
-
-
-class OutputMessage(msgspec.Struct, kw_only=True):
+class OutputMessage(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
     id: str
-    type: str = "message"
     status: str = "in_progress"
     role: str = "assistant"
     content: list[OutputText]
 
 
-class OutputReasoning(msgspec.Struct, kw_only=True):
+class OutputReasoning(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning"):
     id: str
-    type: str = "reasoning"
     status: str = "in_progress"
     summary: list[Any] = []
     content: list[ReasoningText]
 
 
-class OutputFunctionCall(msgspec.Struct, kw_only=True):
+class OutputFunctionCall(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call"):
     id: str
-    type: str = "function_call"
     status: str = "in_progress"
     call_id: str
     name: str
@@ -96,7 +88,7 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     max_output_tokens: int | None
     max_tool_calls: int | None = None
     model: str
-    output: list[Any]  # items: OutputMessage, OutputReasoning, OutputFunctionCall
+    output: list[OutputMessage | OutputReasoning | OutputFunctionCall]
     parallel_tool_calls: bool
     previous_response_id: str | None = None
     reasoning: dict[str, Any]
@@ -121,7 +113,7 @@ class InputTokens(msgspec.Struct, frozen=True):
     object: str = "response.input_tokens"
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
+class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One event of a stream; which fields it has depends on ``type``."""
 
     type: str
@@ -130,8 +122,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     item_id: str | UnsetType = UNSET
     output_index: int | UnsetType = UNSET
     content_index: int | UnsetType = UNSET
-    item: Any | UnsetType = UNSET
-    part: Any | UnsetType = UNSET
+    item: OutputMessage | OutputReasoning | OutputFunctionCall | UnsetType = UNSET
+    part: OutputText | ReasoningText | UnsetType = UNSET
     delta: str | UnsetType = UNSET
     text: str | UnsetType = UNSET
     name: str | UnsetType = UNSET

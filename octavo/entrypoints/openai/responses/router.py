@@ -26,7 +26,7 @@ from octavo.entrypoints.openai.sse import (
     until_disconnect,
 )
 from octavo.entrypoints.openai.translate import renamed
-from octavo.entrypoints.state import NotFoundError, ServerState
+from octavo.entrypoints.state import ServerState
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -59,12 +59,6 @@ async def count_input_tokens(body: InputRequest, request: Request) -> Response:
         chat = to_chat(body)
         tokens = await encode_chat(engine.tokenizer, chat.messages, chat, add_special_tokens=False)
     return json_response(InputTokens(len(tokens)))
-
-
-@router.get("/v1/responses/{response_id}", response_class=Response)
-async def get_response(response_id: str) -> Response:
-    """Always 404, in words: responses are not stored."""
-    raise NotFoundError(f"responses are not stored on this server, so there is no {response_id[:100]!r}")
 
 
 async def _complete(conversation: Conversation, builder: ResponseBuilder) -> ResponseObject:
