@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HEADER = b"x-request-id"
+ANTHROPIC_HEADER = b"request-id"  # where Anthropic's client looks
 current_request_id: ContextVar[str | None] = ContextVar("current_request_id", default=None)
 _ACCEPTED = re.compile(rb"[!-~]{1,256}")  # anything else could break a log line or a header
 
@@ -32,7 +33,8 @@ class RequestIds:
 
         async def labelled(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), (HEADER, request_id)]
+                names = (HEADER, ANTHROPIC_HEADER) if scope["path"].startswith("/v1/messages") else (HEADER,)
+                message["headers"] = [*message.get("headers", ()), *((name, request_id) for name in names)]
             await send(message)
 
         token = current_request_id.set(request_id.decode())

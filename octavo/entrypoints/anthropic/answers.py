@@ -118,3 +118,22 @@ class MessageStop(msgspec.Struct, frozen=True, tag_field="type", tag="message_st
 EVENTS: tuple[type[msgspec.Struct], ...] = (
     *(MessageStart, Ping, ContentBlockStart, ContentBlockDelta, ContentBlockStop, MessageDelta, MessageStop),
 )
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="model"):
+    """A model that requests can name."""
+
+    id: str
+    display_name: str
+    created_at: str  # RFC 3339
+    lifecycle: str = "active"
+    max_input_tokens: int | None
+
+
+class ModelPage(msgspec.Struct, frozen=True, kw_only=True):
+    """All models of this server, on one page."""
+
+    data: list[ModelInfo]
+    has_more: bool = False
+    first_id: str
+    last_id: str

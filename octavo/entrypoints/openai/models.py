@@ -7,6 +7,8 @@ import hashlib
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from octavo.entrypoints.anthropic.answers import ModelInfo, ModelPage
+from octavo.entrypoints.anthropic.models import is_anthropic, model_info, model_page
 from octavo.entrypoints.openai.answers import ModelCard, ModelList, ModelPermission
 from octavo.entrypoints.openai.openapi import describe_answer
 from octavo.entrypoints.openai.routing import server_state
@@ -30,17 +32,21 @@ def _card(state: ServerState) -> ModelCard:
     )
 
 
-@router.get("/v1/models", response_class=Response, responses=describe_answer(ModelList, links=ONE_MODEL))
+@router.get("/v1/models", response_class=Response, responses=describe_answer(ModelList | ModelPage, links=ONE_MODEL))
 async def list_models(request: Request) -> Response:
     """The served model; ``max_model_len`` is null while it loads."""
-    return json_response(ModelList(data=[_card(server_state(request))]))
+    state = server_state(request)
+    return json_response(model_page(state) if is_anthropic(request) else ModelList(data=[_card(state)]))
 
 
 @router.get(
-    "/v1/models/{name:path}", response_class=Response, responses=describe_answer(ModelCard), operation_id="get_model"
+    "/v1/models/{name:path}",
+    response_class=Response,
+    responses=describe_answer(ModelCard | ModelInfo),
+    operation_id="get_model",
 )
 async def get_model(name: str, request: Request) -> Response:
     """One model, by the id that requests use."""
     state = server_state(request)
     state.check_model(name)
-    return json_response(_card(state))
+    return json_response(model_info(state) if is_anthropic(request) else _card(state))

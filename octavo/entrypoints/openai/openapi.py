@@ -6,7 +6,7 @@ ANSWERS.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from fastapi import FastAPI
@@ -32,18 +32,20 @@ ANSWERS: tuple[Any, ...] = (
     answers.ServerVersion,
     answers.Tokenized,
     *(responses.Event, responses.InputTokens, responses.ResponseObject),
-    *(messages.MessageAnswer, messages.TokensCount, *messages.EVENTS),
+    *(messages.MessageAnswer, messages.TokensCount, messages.ModelInfo, messages.ModelPage, *messages.EVENTS),
     *(AnthropicErrorBody, ErrorBody),
 )
 REF = "#/components/schemas/{name}"
 
 
-def _json(model: type) -> dict[str, Any]:
-    return {"application/json": {"schema": {"$ref": REF.format(name=model.__name__)}}}
+def _json(model: Any) -> dict[str, Any]:
+    """The content that is one of ``model``: a struct, or a union of structs."""
+    schemas = [{"$ref": REF.format(name=one.__name__)} for one in get_args(model) or (model,)]
+    return {"application/json": {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}}
 
 
 def describe_answer(
-    model: type, *, stream: str | None = None, links: dict[str, Any] | None = None
+    model: Any, *, stream: str | None = None, links: dict[str, Any] | None = None
 ) -> dict[int | str, Any]:
     """A route's ``responses``: ``model`` as JSON and, where ``stream`` says what its events are, server-sent events."""
     content = _json(model)
@@ -51,7 +53,8 @@ def describe_answer(
         data = {"type": "string", "contentMediaType": "application/json"}
         event = {"type": "object", "required": ["data"], "properties": {"event": {"type": "string"}, "data": data}}
         content["text/event-stream"] = {"schema": {**event, "description": stream}}
-    described: dict[str, Any] = {"description": (model.__doc__ or "").strip().split("\n\n")[0], "content": content}
+    first = (get_args(model) or (model,))[0]
+    described: dict[str, Any] = {"description": (first.__doc__ or "").split("\n\n")[0], "content": content}
     if links:
         described["links"] = links
     return {200: described}
