@@ -20,6 +20,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from octavo.config import (
     BackendConfig,
     CacheConfig,
+    ChatConfig,
     EngineConfig,
     ModelConfig,
     SamplingConfig,
@@ -133,8 +134,9 @@ def add_engine_arguments(parser: argparse.ArgumentParser, *, positional_model: b
 
 
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
-    """A flag for every field of ServerConfig."""
+    """A flag for every field of ServerConfig and ChatConfig."""
     _add_section(parser, "server", ServerConfig, False)
+    _add_section(parser, "chat", ChatConfig, False)
 
 
 def _check_kind(field: dataclasses.Field[Any], annotation: Any, value: Any) -> Any:
@@ -196,4 +198,10 @@ def engine_config_from_namespace(namespace: argparse.Namespace) -> EngineConfig:
 def server_config_from_namespace(namespace: argparse.Namespace) -> ServerConfig:
     """ServerConfig from parsed flags and the environment. Raises ConfigError."""
     config: ServerConfig = _build(ServerConfig, vars(namespace))
+    return config
+
+
+def chat_config_from_namespace(namespace: argparse.Namespace) -> ChatConfig:
+    """ChatConfig from parsed flags. Raises ConfigError."""
+    config: ChatConfig = _build(ChatConfig, vars(namespace))
     return config

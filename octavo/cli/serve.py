@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Any
 from octavo.args.engine_args import (
     add_engine_arguments,
     add_server_arguments,
+    chat_config_from_namespace,
     engine_config_from_namespace,
     server_config_from_namespace,
 )
-from octavo.config import EngineConfig, ServerConfig
+from octavo.config import ChatConfig, EngineConfig, ServerConfig
 from octavo.exceptions import ConfigError, OctavoError
 
 if TYPE_CHECKING:
@@ -48,8 +49,9 @@ def run(namespace: argparse.Namespace) -> int:
     started = time.monotonic()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     engine_config, server_config = engine_config_from_namespace(namespace), server_config_from_namespace(namespace)
+    chat_config = chat_config_from_namespace(namespace)
     listener = bind(server_config)
-    return asyncio.run(Serving(engine_config, server_config, listener, started).run())
+    return asyncio.run(Serving(engine_config, server_config, chat_config, listener, started).run())
 
 
 def bind(config: ServerConfig) -> socket.socket:
@@ -99,13 +101,16 @@ async def call_in_thread(function: Callable[[], Any]) -> Any:
 class Serving:
     """One server process: HTTP and the engine side by side on one event loop."""
 
-    def __init__(self, engine: EngineConfig, server: ServerConfig, listener: socket.socket, started: float) -> None:
+    def __init__(
+        self, engine: EngineConfig, server: ServerConfig, chat: ChatConfig, listener: socket.socket, started: float
+    ) -> None:
         from octavo.entrypoints.state import ServerState
 
         self.engine_config, self.server_config = engine, server
         self.listener, self.started = listener, started
         self.url = url_of(listener)
-        self.state: ServerState = ServerState(engine.model.served_model_name or engine.model.model, config=server)
+        name = engine.model.served_model_name or engine.model.model
+        self.state: ServerState = ServerState(name, config=server, chat_config=chat)
         self._http: uvicorn.Server | None = None
         self._starting: asyncio.Task[None] | None = None
         self._draining: asyncio.Task[None] | None = None
@@ -194,6 +199,7 @@ class Serving:
         from octavo.args.resolve import resolve_engine_config
         from octavo.engine.async_llm import AsyncLLM
         from octavo.entrypoints.fingerprint import fingerprint
+        from octavo.entrypoints.openai.chat_format import ChatFormats
         from octavo.entrypoints.progress import download_bar
         from octavo.entrypoints.sampling_defaults import read_sampling_defaults
 
@@ -216,6 +222,13 @@ class Serving:
             await asyncio.gather(creating, return_exceptions=True)
             raise
         engine = await creating
+        try:
+            self.state.chat_formats = await call_in_thread(
+                lambda: ChatFormats(engine.tokenizer, self.state.chat_config)
+            )
+        except BaseException:
+            await engine.shutdown()
+            raise
         self.state.sampling_defaults = defaults
         self.state.system_fingerprint = fingerprint(config, engine.info)
         self.state.engine, self.state.phase = engine, "ready"

@@ -4,6 +4,7 @@ Flags are generated from the fields (``args/engine_args.py``); ``field(metadata=
 Each part of the engine receives only the config it needs. Knows nothing of files, hardware or HTTP.
 """
 
+from octavo.config.chat import ChatConfig
 from octavo.config.engine import (
     BackendConfig,
     CacheConfig,
@@ -16,5 +17,5 @@ from octavo.config.engine import (
 )
 from octavo.config.server import ServerConfig
 
-__all__ = ["BackendConfig", "CacheConfig", "EngineConfig", "LogprobsMode", "ModelConfig", "SamplingConfig"]
-__all__ += ["SchedulerConfig", "ServerConfig", "SupervisorConfig"]
+__all__ = ["BackendConfig", "CacheConfig", "ChatConfig", "EngineConfig", "LogprobsMode", "ModelConfig"]
+__all__ += ["SamplingConfig", "SchedulerConfig", "ServerConfig", "SupervisorConfig"]

@@ -38,6 +38,8 @@ class IncrementalDetokenizer:
     def __init__(self, tokenizer: Tokenizer, sampling_params: SamplingParams, prompt_token_ids: Sequence[int]):
         self._token_bytes = tokenizer.token_bytes
         self._hidden = tokenizer.special_token_ids if sampling_params.skip_special_tokens else frozenset()
+        if sampling_params.shown_special_token_ids:
+            self._hidden = self._hidden.difference(sampling_params.shown_special_token_ids)
         self._enabled = sampling_params.detokenize
         self._min_tokens = sampling_params.min_tokens
         self._include_stop = sampling_params.include_stop_str_in_output

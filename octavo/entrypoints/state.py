@@ -9,12 +9,13 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from octavo.config import ServerConfig
+from octavo.config import ChatConfig, ServerConfig
 from octavo.entrypoints.running import RunningAnswers
 from octavo.exceptions import EngineDeadError, OctavoError
 
 if TYPE_CHECKING:
     from octavo.engine.async_llm import AsyncLLM
+    from octavo.entrypoints.openai.chat_format import ChatFormats
 
 
 class NotReadyError(OctavoError):
@@ -51,6 +52,8 @@ class ServerState:
     failure: str | None = None
     sampling_defaults: dict[str, Any] = field(default_factory=dict)
     config: ServerConfig = field(default_factory=ServerConfig)
+    chat_config: ChatConfig = field(default_factory=ChatConfig)
+    chat_formats: ChatFormats | None = None  # see openai/prompts.py
     running: RunningAnswers = field(default_factory=RunningAnswers)
     system_fingerprint: str | None = None  # equal fingerprints: equal answers to equal requests
 

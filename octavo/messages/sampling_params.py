@@ -27,7 +27,10 @@ FLAGS = (
     *("spaces_between_special_tokens", "flat_logprobs"),
 )
 TEXT_LISTS = ("stop", "bad_words")
-ID_LISTS = ("stop_token_ids", "allowed_token_ids", "logprob_token_ids", "prompt_logprob_token_ids")
+ID_LISTS = (
+    *("stop_token_ids", "allowed_token_ids", "logprob_token_ids", "prompt_logprob_token_ids"),
+    "shown_special_token_ids",
+)
 
 
 class RequestOutputKind(enum.IntEnum):
@@ -175,6 +178,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     flat_logprobs: bool = False  # FlatLogprobs instead of a list of dicts
     detokenize: bool = True
     skip_special_tokens: bool = True
+    shown_special_token_ids: list[int] = []  # those that skip_special_tokens leaves in the text
     spaces_between_special_tokens: bool = True  # accepted; tokenizers here put none
     logit_bias: dict[int, float] | None = None  # clamped to [-100, 100]
     allowed_token_ids: list[int] | None = None

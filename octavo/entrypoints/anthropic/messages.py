@@ -15,7 +15,7 @@ from octavo.entrypoints.anthropic.protocol import NAMES, CountTokensRequest, Mes
 from octavo.entrypoints.openai.conversation import Conversation, prepare
 from octavo.entrypoints.openai.errors import anthropic_error_body, describe
 from octavo.entrypoints.openai.openapi import describe_answer
-from octavo.entrypoints.openai.prompts import encode_chat
+from octavo.entrypoints.openai.prompts import chat_token_ids
 from octavo.entrypoints.openai.routing import JsonRoute, note_ignored, server_state
 from octavo.entrypoints.openai.sse import (
     CLIENT_CLOSED,
@@ -51,11 +51,11 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
 async def count_tokens(body: CountTokensRequest, request: Request) -> Response:
     """How many tokens a request would have the model read."""
     state = server_state(request)
-    engine = state.ready_engine()
+    state.ready_engine()
     state.check_model(body.model)
     with renamed(NAMES):
         chat = to_chat(body)
-        tokens = await encode_chat(engine.tokenizer, chat.messages, chat, add_special_tokens=False)
+        tokens = await chat_token_ids(state, chat.messages, chat)
     return json_response(TokensCount(len(tokens)))
 
 

@@ -12,11 +12,18 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct, frozen=True):
+    """``completion_tokens_details`` is there for models that can think."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class RequestTimes(msgspec.Struct, frozen=True):
@@ -99,6 +106,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     metrics: RequestTimes | UnsetType | None = UNSET
     prompt_logprobs: list[Any] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_text: str | UnsetType = UNSET
 
 
 class MessageDelta(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,6 +135,7 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
     metrics: RequestTimes | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_text: str | UnsetType = UNSET
 
 
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,6 +189,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     root: str
     parent: str | None = None
     max_model_len: int | None
+    tool_call_parser: str | None = None  # how tool calls are read; None: not at all
+    reasoning_parser: str | None = None
     permission: list[ModelPermission]
     default_sampling_params: dict[str, float]  # of requests that bring none
 

@@ -78,6 +78,7 @@ async def _complete(conversation: Conversation) -> ChatCompletion:
         metrics=conversation.metrics(),
         prompt_logprobs=UNSET if table is None else prompt_logprobs(table),
         prompt_token_ids=conversation.prompt_token_ids if wants_ids else UNSET,
+        prompt_text=conversation.prompt_text if conversation.request.return_prompt_text else UNSET,
     )
 
 
@@ -86,7 +87,8 @@ def _choice(conversation: Conversation, choice: Choice) -> ChatChoice:
     return ChatChoice(
         index=choice.index,
         message=AssistantMessage(
-            content=choice.content or (None if calls else ""),
+            role=conversation.role,
+            content=conversation.echoed + choice.content or (None if calls else ""),
             tool_calls=calls or UNSET,
             reasoning=UNSET if choice.reasoning is None else choice.reasoning,
         ),
@@ -121,9 +123,12 @@ async def _chunks(conversation: Conversation) -> AsyncGenerator[bytes, None]:
         )
 
     prompt_ids = conversation.prompt_token_ids if conversation.request.return_token_ids else UNSET
+    prompt_text = conversation.prompt_text if conversation.request.return_prompt_text else UNSET
     for index in range(conversation.n):
-        first = ChatChunkChoice(index=index, delta=MessageDelta(role="assistant", content=""))
-        yield event(first, prompt_token_ids=prompt_ids)
+        first = ChatChunkChoice(index=index, delta=MessageDelta(role=conversation.role, content=""))
+        yield event(first, prompt_token_ids=prompt_ids, prompt_text=prompt_text)
+        if conversation.echoed:
+            yield event(ChatChunkChoice(index=index, delta=MessageDelta(content=conversation.echoed)))
     async with aclosing(conversation.events()) as events:
         async for news in events:
             for chunk in _delta_chunks(conversation, news):

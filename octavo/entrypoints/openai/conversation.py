@@ -9,18 +9,20 @@ Chat completions, responses and messages encode these. Knows nothing of chunks, 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import UnsetType
 
 from octavo.entrypoints.openai.answers import RequestTimes
+from octavo.entrypoints.openai.call_constraint import call_constraint
 from octavo.entrypoints.openai.generation import Generation, UsageCounter, response_id
-from octavo.entrypoints.openai.parsers.base import Content, Delta, NullParser, Parser, Reasoning, ToolCallDelta
-from octavo.entrypoints.openai.prompts import encode_chat, output_budget, truncate
+from octavo.entrypoints.openai.parsers.base import Content, Delta, Reasoning, ToolCallDelta
+from octavo.entrypoints.openai.prompts import ChatPrompt, ChatSetup, chat_setup, encode_chat, output_budget, truncate
 from octavo.entrypoints.openai.protocol import ChatRequest
+from octavo.entrypoints.openai.reading import PLAIN, Reader, Reading, reader_for, thinking_is_open
 from octavo.entrypoints.openai.sampling import sampling_params
 from octavo.entrypoints.openai.translate import renamed
 from octavo.entrypoints.state import ServerState
@@ -88,13 +90,21 @@ class Conversation:
     event.
     """
 
-    def __init__(self, generation: Generation, request: ChatRequest, make_parser: Callable[[], Parser]) -> None:
+    def __init__(
+        self,
+        generation: Generation,
+        request: ChatRequest,
+        prompt_text: str = "",
+        reader: Reader = PLAIN,
+        role: str = "assistant",
+    ) -> None:
         self.request = request
+        self.prompt_text = prompt_text
+        self.role = role
         self.prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None
         self._generation = generation
-        self._make_parser = make_parser
-        self._parsers: dict[int, Parser] = {}
-        self._called: set[int] = set()  # choices that have called a tool
+        self._reader = reader
+        self._readings: dict[int, Reading] = {}
 
     @property
     def id(self) -> str:
@@ -134,6 +144,12 @@ class Conversation:
         return self._generation.params[0]
 
     @property
+    def echoed(self) -> str:
+        """What ``echo`` puts before every answer: the last message, where the answer is of the same role."""
+        last = self.request.messages[-1]
+        return last.content if self.request.echo and last.role == self.role and isinstance(last.content, str) else ""
+
+    @property
     def stream_usage(self) -> tuple[bool, bool]:
         """(a usage chunk at the end, usage in every chunk)."""
         return self._generation.stream_usage
@@ -152,18 +168,12 @@ class Conversation:
                     yield self._event(choice)
 
     def _event(self, choice: CompletionOutput) -> ChatEvent:
-        parser = self._parsers.get(choice.index)
-        if parser is None:
-            parser = self._parsers[choice.index] = self._make_parser()
-        deltas = parser.feed(choice.text)
-        reason = choice.finish_reason
-        if reason is not None and (rest := parser.finish()):
-            deltas = [*deltas, *rest]
-        for delta in deltas:
-            if isinstance(delta, ToolCallDelta):
-                self._called.add(choice.index)
-        if reason == "stop" and choice.index in self._called:
-            reason = "tool_calls"
+        reading = self._readings.get(choice.index)
+        if reading is None:
+            reading = self._readings[choice.index] = Reading(self._reader, self.tokenizer)
+        deltas, reason = reading.feed(choice.text, choice.token_ids, choice.finish_reason)
+        if reason is not None and self._reader.reasons:
+            self.counter.reasoning_tokens = sum(r.reasoning_tokens or 0 for r in self._readings.values())
         return ChatEvent(choice.index, deltas, choice.token_ids, choice.logprobs, reason, choice.stop_reason)
 
     async def answer(self) -> ChatAnswer:
@@ -209,14 +219,18 @@ async def prepare(
     if requested is not None and requested < 1:
         raise ValidationError(f"{field} must be at least 1, got {requested}", parameter=field)
     limit = engine.info.max_model_len
-    token_ids = await encode_chat(
+    setup = chat_setup(state, request)
+    prompt = await encode_chat(
         engine.tokenizer,
         request.messages,
         request,
+        setup,
         add_special_tokens=request.add_special_tokens,
         limit=limit if request.truncate_prompt_tokens is None else None,
     )
-    token_ids = truncate(token_ids, request.truncate_prompt_tokens, requested or 1, limit, side=request.truncation_side)
+    token_ids = truncate(
+        prompt.token_ids, request.truncate_prompt_tokens, requested or 1, limit, side=request.truncation_side
+    )
     exactly, at_most = (None, requested) if clamp_output else (requested, state.sampling_defaults.get("max_tokens"))
     budget = output_budget(len(token_ids), exactly, at_most, limit, prompt_field="messages", field=field)
     identity = response_id(id_prefix, request)
@@ -228,8 +242,22 @@ async def prepare(
             logprobs=_top_logprobs(request),
             prompt_logprobs=request.prompt_logprobs,
         )
+        params = _for_reading(params, request, setup, prompt)
         generation = Generation(state, request, [token_ids], [params], response_id=identity)
-    return Conversation(generation, request, NullParser)
+    role = request.messages[-1].role if request.continue_final_message else state.chat_config.response_role
+    return Conversation(generation, request, prompt.text, reader_for(request, setup, prompt), role)
+
+
+def _for_reading(params: SamplingParams, request: ChatRequest, setup: ChatSetup, prompt: ChatPrompt) -> SamplingParams:
+    """``params``, so that the parsers see their tags and demanded calls come."""
+    changes: dict[str, Any] = {}
+    if tags := setup.format.think_tags + (setup.format.call_tags if setup.use.schemas else ()):
+        changes["shown_special_token_ids"] = list(tags)
+    thinking = thinking_is_open(request, setup, prompt)
+    constraint = call_constraint(setup, parallel=request.parallel_tool_calls is not False, thinking=thinking)
+    if constraint is not None:
+        changes["structured_outputs"] = constraint
+    return params.replace(**changes) if changes else params
 
 
 def _top_logprobs(request: ChatRequest) -> int | None:

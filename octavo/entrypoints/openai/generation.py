@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET, UnsetType
 
-from octavo.entrypoints.openai.answers import PromptTokensDetails, RequestTimes, Usage
+from octavo.entrypoints.openai.answers import CompletionTokensDetails, PromptTokensDetails, RequestTimes, Usage
 from octavo.entrypoints.openai.protocol import GenerationRequest
 from octavo.entrypoints.request_ids import current_request_id
 from octavo.entrypoints.state import ServerState
@@ -63,6 +63,7 @@ class UsageCounter:
     prompt_lengths: list[int]
     completion_tokens: int = 0
     cached: dict[int, int] = field(default_factory=dict)
+    reasoning_tokens: int | None = None  # over all children that have ended; None where the model cannot think
 
     def add(self, prompt_index: int, output: RequestOutput) -> None:
         """Count ``output``, whose token ids are new ones."""
@@ -72,7 +73,8 @@ class UsageCounter:
     def usage(self) -> Usage:
         prompt = sum(self.prompt_lengths)
         details = PromptTokensDetails(sum(self.cached.values()))
-        return Usage(prompt, self.completion_tokens, prompt + self.completion_tokens, details)
+        thinking = UNSET if self.reasoning_tokens is None else CompletionTokensDetails(self.reasoning_tokens)
+        return Usage(prompt, self.completion_tokens, prompt + self.completion_tokens, details, thinking)
 
 
 def request_times(times: RequestMetrics, num_tokens: int) -> RequestTimes:

@@ -11,6 +11,7 @@ from octavo.entrypoints.anthropic.answers import ModelInfo, ModelPage
 from octavo.entrypoints.anthropic.models import is_anthropic, model_info, model_page
 from octavo.entrypoints.openai.answers import ModelCard, ModelList, ModelPermission
 from octavo.entrypoints.openai.openapi import describe_answer
+from octavo.entrypoints.openai.prompts import chat_formats
 from octavo.entrypoints.openai.routing import server_state
 from octavo.entrypoints.openai.sse import json_response
 from octavo.entrypoints.state import ServerState
@@ -22,11 +23,14 @@ ONE_MODEL = {"model": {"operationId": "get_model", "parameters": {"name": "$resp
 
 def _card(state: ServerState) -> ModelCard:
     identity = "modelperm-" + hashlib.sha256(f"{state.model_name} {state.created}".encode()).hexdigest()[:32]
+    chat = chat_formats(state).default if state.engine is not None else None
     return ModelCard(
         id=state.model_name,
         created=state.created,
         root=state.model_name,
         max_model_len=state.engine.info.max_model_len if state.engine is not None else None,
+        tool_call_parser=chat.tool_parser if chat else None,
+        reasoning_parser=chat.reasoning_parser if chat else None,
         permission=[ModelPermission(id=identity, created=state.created)],
         default_sampling_params=state.sampling_defaults,
     )

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from octavo.entrypoints.openai.chat_format import ChatFormat, ChatFormats
+from octavo.entrypoints.openai.chat_messages import plain_message
 from octavo.entrypoints.openai.protocol import ChatMessage, TemplateOptions
+from octavo.entrypoints.openai.tools import ToolUse, tool_use
+from octavo.entrypoints.state import ServerState
 from octavo.exceptions import ValidationError
 from octavo.tokenizer.base import Tokenizer
 
 LONG_TEXT = 16 * 1024  # characters; longer texts are tokenised off the event loop
 MANY_MESSAGES = 32  # longer conversations go through the template off the event loop
 MAX_SEQUENCES = 1024  # prompts x n of one completions request
+RESERVED_VARIABLES = {"messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message"}
 
 
 async def encode(
@@ -69,23 +75,99 @@ async def encode_prompts(
     return encoded
 
 
+@dataclass(frozen=True)
+class ChatSetup:
+    """How one conversation is shown to the model, and what it wants of its tools."""
+
+    format: ChatFormat
+    use: ToolUse
+    variables: Mapping[str, Any]  # of the template
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """A conversation as the model reads it."""
+
+    text: str
+    token_ids: list[int]
+
+
+def chat_setup(state: ServerState, options: TemplateOptions) -> ChatSetup:
+    """Check all that does not need the messages. Raises ValidationError naming the field."""
+    formats = chat_formats(state)
+    config, chosen = formats.config, formats.choose(options.chat_template)
+    use = tool_use(
+        options.tools or [], options.tool_choice, show_uncalled=not config.exclude_tools_when_tool_choice_none
+    )
+    if use.schemas and not chosen.takes_tools:
+        raise ValidationError(
+            "this model's chat template does not take tools; leave them out, or set tool_choice to none",
+            parameter="tools",
+        )
+    if use.schemas and chosen.tools is None:
+        raise ValidationError(
+            "this server does not read tool calls of this model: its chat template shows no format that octavo knows, "
+            "or --tool-call-parser is none; only tool_choice none is possible",
+            parameter="tools",
+        )
+    return ChatSetup(chosen, use, {**config.template_variables, **_variables(options)})
+
+
+def chat_formats(state: ServerState) -> ChatFormats:
+    """The formats of the served model. Raises ConfigError for a wrong flag."""
+    if state.chat_formats is None:
+        state.chat_formats = ChatFormats(state.ready_engine().tokenizer, state.chat_config)
+    return state.chat_formats
+
+
+def _variables(options: TemplateOptions) -> dict[str, Any]:
+    """What the request sets in the template."""
+    variables: dict[str, Any] = {}
+    if options.documents:
+        variables["documents"] = options.documents
+    if options.reasoning_effort is not None:
+        thinking = options.reasoning_effort != "none"  # the two names that templates have for it
+        variables |= {
+            "reasoning_effort": options.reasoning_effort,
+            "enable_thinking": thinking,
+            "thinking": thinking,
+        }
+    extra = options.chat_template_kwargs or {}
+    if reserved := RESERVED_VARIABLES & set(extra):
+        raise ValidationError(
+            f"chat_template_kwargs may not set {', '.join(sorted(reserved))}", parameter="chat_template_kwargs"
+        )
+    return variables | extra
+
+
 async def encode_chat(
     tokenizer: Tokenizer,
     messages: list[ChatMessage],
     options: TemplateOptions,
+    setup: ChatSetup,
     *,
     add_special_tokens: bool,
     limit: int | None = None,
-) -> list[int]:
-    """Token ids of a conversation; a long one does not hold up the other requests. Raises what render_chat raises."""
+) -> ChatPrompt:
+    """Render and tokenise; a long conversation does not hold up the other requests. Raises what render_chat raises."""
     if len(messages) <= MANY_MESSAGES:
-        text = render_chat(tokenizer, messages, options)
+        text = render_chat(tokenizer, messages, options, setup)
     else:
-        text = await asyncio.to_thread(render_chat, tokenizer, messages, options)
-    return await encode(tokenizer, text, add_special_tokens=add_special_tokens, limit=limit, field="messages")
+        text = await asyncio.to_thread(render_chat, tokenizer, messages, options, setup)
+    ids = await encode(tokenizer, text, add_special_tokens=add_special_tokens, limit=limit, field="messages")
+    return ChatPrompt(text, ids)
 
 
-def render_chat(tokenizer: Tokenizer, messages: list[ChatMessage], options: TemplateOptions) -> str:
+async def chat_token_ids(
+    state: ServerState, messages: list[ChatMessage], options: TemplateOptions, *, add_special_tokens: bool = False
+) -> list[int]:
+    """What the model would read of a conversation."""
+    setup = chat_setup(state, options)
+    tokenizer = state.ready_engine().tokenizer
+    return (await encode_chat(tokenizer, messages, options, setup, add_special_tokens=add_special_tokens)).token_ids
+
+
+def render_chat(tokenizer: Tokenizer, messages: list[ChatMessage], options: TemplateOptions, setup: ChatSetup) -> str:
     """The prompt text of ``messages``. Raises ValidationError for no messages, other content than text, no template."""
     if not messages:
         raise ValidationError("messages must not be empty", parameter="messages")
@@ -97,35 +179,14 @@ def render_chat(tokenizer: Tokenizer, messages: list[ChatMessage], options: Temp
                 parameter="continue_final_message",
             )
         generate = False
-    extra = options.chat_template_kwargs or {}
-    reserved = {"messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message"} & set(extra)
-    if reserved:
-        raise ValidationError(
-            f"chat_template_kwargs may not set {', '.join(sorted(reserved))}", parameter="chat_template_kwargs"
-        )
     return tokenizer.apply_chat_template(
-        [_plain_message(i, m) for i, m in enumerate(messages)],
+        [plain_message(i, m, setup.format) for i, m in enumerate(messages)],
         add_generation_prompt=generate,
         continue_final_message=options.continue_final_message,
-        **extra,
+        chat_template=setup.format.template,
+        tools=setup.use.shown or None,
+        **setup.variables,
     )
-
-
-def _plain_message(index: int, message: ChatMessage) -> dict[str, Any]:
-    """The message as templates know it: text parts joined by newlines, ``developer`` as ``system``."""
-    content = message.content
-    if isinstance(content, list):
-        texts = []
-        for part in content:
-            if part.type != "text" or part.text is None:
-                raise ValidationError(
-                    f"messages[{index}]: content parts of type {part.type!r} are not supported; only text is",
-                    parameter="messages",
-                )
-            texts.append(part.text)
-        content = "\n".join(texts)
-    role = "system" if message.role == "developer" else message.role
-    return {**(message.model_extra or {}), "role": role, "content": content or ""}
 
 
 def truncate(

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from octavo.entrypoints.openai.bounded import Biases, Messages, Parts, Prompt, StopStrings, TokenIds, Words
+from octavo.entrypoints.openai.bounded import Biases, Documents, Messages, Parts, Prompt, StopStrings, TokenIds, Words
+from octavo.entrypoints.openai.tools import ChatTools, PastToolCalls, ToolChoice
 from octavo.exceptions import ValidationError
 
 # field -> values that change nothing (None always does not)
@@ -28,18 +29,12 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 REFUSED_IN_COMPLETIONS: dict[str, tuple[Any, ...]] = {"prompt_embeds": (), "suffix": ("",)}
 REFUSED_IN_CHAT: dict[str, tuple[Any, ...]] = {
     "audio": (),
-    "chat_template": (),
-    "documents": ([],),
-    "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
     "prediction": (),
-    "reasoning_effort": ("none",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "web_search_options": (),
 }
 # what to do instead
@@ -50,8 +45,7 @@ ADVICE = {
 }
 # accepted and without effect, as in vLLM: they say who asks, or what to do with the answer afterwards
 IGNORED = frozenset(
-    {"include_reasoning", "metadata", "parallel_tool_calls", "prompt_cache_key", "safety_identifier"}
-    | {"service_tier", "session_id", "store", "user", "verbosity"}
+    {"metadata", "prompt_cache_key", "safety_identifier"} | {"service_tier", "session_id", "store", "user", "verbosity"}
 )
 
 
@@ -142,6 +136,11 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | Parts[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: PastToolCalls | None = None
+    tool_call_id: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None  # its older name
 
 
 class TemplateOptions(BaseModel):
@@ -151,7 +150,12 @@ class TemplateOptions(BaseModel):
 
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    chat_template: str | None = None  # only where the server trusts requests with one
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: Documents | None = None
+    tools: ChatTools | None = None
+    tool_choice: ToolChoice | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
 
 
 class ChatRequest(GenerationRequest, TemplateOptions):
@@ -162,6 +166,10 @@ class ChatRequest(GenerationRequest, TemplateOptions):
     top_logprobs: int | None = None
     max_completion_tokens: int | None = None
     add_special_tokens: bool = False
+    parallel_tool_calls: bool | None = True
+    include_reasoning: bool | None = True
+    echo: bool | None = False
+    return_prompt_text: bool | None = False
 
 
 class TokenizeRequest(TemplateOptions):

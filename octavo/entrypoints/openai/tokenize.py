@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from octavo.entrypoints.openai.answers import Detokenized, Tokenized
 from octavo.entrypoints.openai.openapi import describe_answer
-from octavo.entrypoints.openai.prompts import encode, encode_chat
+from octavo.entrypoints.openai.prompts import chat_token_ids, encode
 from octavo.entrypoints.openai.protocol import DetokenizeRequest, TokenizeRequest
 from octavo.entrypoints.openai.routing import JsonRoute, server_state
 from octavo.entrypoints.openai.sse import json_response
@@ -29,7 +29,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         raise ValidationError("give exactly one of prompt and messages", parameter="prompt")
     special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
     if body.messages is not None:
-        tokens = await encode_chat(engine.tokenizer, body.messages, body, add_special_tokens=special)
+        tokens = await chat_token_ids(state, body.messages, body, add_special_tokens=special)
     else:
         tokens = await encode(engine.tokenizer, body.prompt or "", add_special_tokens=special)
     strings = [engine.tokenizer.token_string(t) for t in tokens] if body.return_token_strs else None

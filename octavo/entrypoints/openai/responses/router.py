@@ -13,7 +13,7 @@ from starlette.responses import Response
 from octavo.entrypoints.openai.conversation import Conversation, prepare
 from octavo.entrypoints.openai.errors import describe
 from octavo.entrypoints.openai.openapi import describe_answer
-from octavo.entrypoints.openai.prompts import encode_chat
+from octavo.entrypoints.openai.prompts import chat_token_ids
 from octavo.entrypoints.openai.responses.answers import Event, InputTokens, ResponseObject
 from octavo.entrypoints.openai.responses.builder import ResponseBuilder
 from octavo.entrypoints.openai.responses.protocol import NAMES, InputRequest, ResponsesRequest, to_chat
@@ -53,11 +53,11 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
 async def count_input_tokens(body: InputRequest, request: Request) -> Response:
     """How many tokens a request would have the model read."""
     state = server_state(request)
-    engine = state.ready_engine()
+    state.ready_engine()
     state.check_model(body.model)
     with renamed(NAMES):
         chat = to_chat(body)
-        tokens = await encode_chat(engine.tokenizer, chat.messages, chat, add_special_tokens=False)
+        tokens = await chat_token_ids(state, chat.messages, chat)
     return json_response(InputTokens(len(tokens)))
 
 
