@@ -131,6 +131,17 @@ void bind_weights(nb::module_& m) {
   }, "Names of the instruction sets that were built and that this machine runs, best first.");
 }
 
+KvFormat kv_format_of(const std::string& name) {
+  constexpr std::pair<const char*, KvFormat> kNames[] = {{"bfloat16", KvFormat::kBf16},
+                                                         {"int8", KvFormat::kInt8},
+                                                         {"fp8_e4m3", KvFormat::kE4m3},
+                                                         {"fp8_e5m2", KvFormat::kE5m2}};
+  for (const auto& [known, format] : kNames) {
+    if (name == known) return format;
+  }
+  throw std::invalid_argument("no KV format '" + name + "'");
+}
+
 void bind_program(nb::module_& m) {
   using Place = Program::Place;
   nb::class_<ThreadPool>(m, "ThreadPool")
@@ -141,7 +152,7 @@ void bind_program(nb::module_& m) {
            [](Program* self, const Kernels& kernels, std::shared_ptr<ThreadPool> pool, int64_t tokens, int64_t rows,
               int64_t sequences, int64_t blocks_per_seq, int64_t blocks, int64_t block_size, int64_t vocab_size,
               int64_t max_position, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t layers,
-              int64_t arena_floats, bool int8_kv) {
+              int64_t arena_floats, const std::string& kv_format) {
              const StepLimits limits = {tokens, rows,       sequences,  blocks_per_seq,
                                         blocks, block_size, vocab_size, max_position};
              new (self) Program(*kernels.table, std::move(pool),
@@ -149,11 +160,11 @@ void bind_program(nb::module_& m) {
                                  {heads / kv_heads, kv_heads, head_dim},
                                  layers,
                                  arena_floats,
-                                 int8_kv ? KvFormat::kInt8 : KvFormat::kBf16});
+                                 kv_format_of(kv_format)});
            },
            "kernels"_a, "pool"_a, nb::kw_only(), "tokens"_a, "rows"_a, "sequences"_a, "blocks_per_seq"_a, "blocks"_a,
            "block_size"_a, "vocab_size"_a, "max_position"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "layers"_a,
-           "arena_floats"_a, "int8_kv"_a = false)
+           "arena_floats"_a, "kv_format"_a = "bfloat16")
       .def("add_weights",
            [](Program& p, std::vector<LinearPart> parts, uintptr_t bias) {
              return p.add_weights(std::move(parts), pointer<float>(bias));

@@ -4,6 +4,7 @@
 // result does not depend on how the step was cut into tasks.
 #include <string.h>
 
+#include "kernels/attention_softmax.h"
 #include "kernels/attention_write.h"
 #include "kernels/exports.h"
 
@@ -14,18 +15,20 @@ namespace {
 struct Tile {
   int64_t rows, dim, padded_dim;
   float* scores;      // [rows, 64]
+  float* most;        // [rows, 16]: greatest scores, by lane
   float* sums;        // [rows, padded_dim]
   float* lane_sums;   // [rows, 16]
   float* state;       // [rows, state_size]: partitions merged so far
-  float* next;        // [state_size]
+  int32_t* tokens;    // [rows]: of the task
   float* top;         // [rows]
   float* rescale;     // [rows]
-  float* q_scales;    // [rows]: makes scores of products
+  float* q_scales;    // [rows]: makes exponents of scores
   float* w_scales;    // [rows]: of the weights, if int16
   float* inverses;    // [rows]: of these
   uint16_t* q;        // [rows, padded_dim]: bf16 or int16
   uint16_t* weights;  // [rows, 64]: bf16 or int16
   uint16_t* tail;     // one tile of bf16 values
+  uint16_t* wide;     // a chunk of keys and values of 8 bits as numbers of 16
 };
 
 /// Lays a tile out in memory at `scratch` and returns the bytes it takes; null: only counts.
@@ -38,10 +41,11 @@ size_t lay_out(Tile& tile, char* scratch, int64_t rows, int64_t dim) {
   const int64_t padded = round_up(dim, kSubBlock);
   tile.rows = rows, tile.dim = dim, tile.padded_dim = padded;
   take(tile.scores, rows * kChunk);
+  take(tile.most, round_up(rows, kLanes) * kLanes);
   take(tile.sums, rows * padded);
   take(tile.lane_sums, rows * kLanes);
   take(tile.state, rows * state_size(padded));
-  take(tile.next, state_size(padded));
+  take(tile.tokens, rows);
   take(tile.top, rows);
   take(tile.rescale, rows);
   take(tile.q_scales, rows);
@@ -50,8 +54,11 @@ size_t lay_out(Tile& tile, char* scratch, int64_t rows, int64_t dim) {
   take(tile.q, rows * padded);
   take(tile.weights, rows * kChunk);
   take(tile.tail, kSubBlock * padded);
+  take(tile.wide, 2 * kChunk * padded);
   return used;
 }
+
+constexpr int64_t kFetchAhead = 8192;  // bytes
 
 int64_t most_rows(int64_t group) { return group > kTileRows ? group : kTileRows; }
 
@@ -75,18 +82,21 @@ constexpr float kLog2E = 1.44269504f;
 template <class Kv>
 void load_queries(const AttentionCall& call, const AttentionTask& task, Tile& tile) {
   for (int64_t row = 0; row < tile.rows; row++) {
+    tile.tokens[row] = static_cast<int32_t>(row / call.group);
     uint16_t* to = tile.q + row * tile.padded_dim;
-    const float scale = load_query(Kv{}, query(call, task, row), tile.dim, tile.padded_dim, to);
+    const float scale = load_query<Kv>(query(call, task, row), tile.dim, tile.padded_dim, to);
     tile.q_scales[row] = scale * (call.scale * kLog2E);
   }
 }
 
 /// The tiles of keys and values of one chunk. Others than tiles first .. end - 1 are not a task's to read: in their
-/// places stand repeats, whose scores are masked and whose values are left out.
+/// places stand repeats, whose scores are masked and whose values are left out. Scales: of numbers of 8 bits.
 struct ChunkTiles {
   int64_t first, end;
   const char* keys[kChunkTiles];
   const char* values[kChunkTiles];
+  const float* key_scales[kChunkTiles];
+  const float* value_scales[kChunkTiles];
 };
 
 /// Values of the last `kSubBlock - valid` tokens as zeros: memory that was never written, or belonged to another
@@ -116,6 +126,8 @@ ChunkTiles find_tiles(const AttentionCall& call, const AttentionTask& task, int6
         tile_offset(kv, table[key / kv.block_size], key % kv.block_size / kSubBlock, task.kv_head);
     tiles.keys[j] = kv.keys + offset;
     tiles.values[j] = kv.values + offset;
+    tiles.key_scales[j] = token_scales(tiles.keys[j], padded_dim(kv));
+    tiles.value_scales[j] = token_scales(tiles.values[j], padded_dim(kv));
   }
   return tiles;
 }
@@ -125,7 +137,7 @@ void replace_tail(ChunkTiles& tiles, int64_t keys, const Tile& tile) {
   const int64_t last_valid = keys - (tiles.end - 1) * kSubBlock;
   if (last_valid >= kSubBlock) return;
   const char*& last = tiles.values[tiles.end - 1];
-  copy_valid_values(numbers<Bf16Kv>(last), last_valid, tile.padded_dim, tile.tail);
+  copy_valid_values(numbers<uint16_t>(last), last_valid, tile.padded_dim, tile.tail);
   last = reinterpret_cast<const char*>(tile.tail);
 }
 
@@ -133,10 +145,10 @@ void replace_tail(ChunkTiles& tiles, int64_t keys, const Tile& tile) {
 /// chunk's greatest weight times its greatest scale.
 template <class SeenBy>
 void scale_weights(SeenBy seen_by, const ChunkTiles& tiles, Tile& tile) {
-  const float of_all = greatest_scale(tiles.values, {0, kChunk}, tile.padded_dim);
+  const float of_all = greatest_scale(tiles.value_scales, {0, kChunk});
   for (int64_t row = 0; row < tile.rows; row++) {
     const Seen seen = seen_by(row);
-    tile.inverses[row] = seen.all() ? of_all : greatest_scale(tiles.values, seen, tile.padded_dim);
+    tile.inverses[row] = seen.all() ? of_all : greatest_scale(tiles.value_scales, seen);
   }
   for (int64_t row = 0; row < tile.rows; row += kLanes) {
     const f32x16 most = power_of_two(load(tile.w_scales + row)) * load(tile.inverses + row);
@@ -150,46 +162,93 @@ void scale_weights(SeenBy seen_by, const ChunkTiles& tiles, Tile& tile) {
 template <class Kv>
 void soften(const AttentionCall& call, const AttentionTask& task, int64_t chunk, const ChunkTiles& tiles, Tile& tile) {
   auto seen_by = [&](int64_t row) {
-    const int64_t position = task.position + row / call.group;
+    const int64_t position = task.position + tile.tokens[row];
     return Seen{max_of(0, first_key(position, call.window) - chunk), min_of(position + 1 - chunk, kChunk)};
   };
-  for (int64_t row = 0; row < tile.rows; row++) {
-    const float here = greatest_score(tile.scores + row * kChunk, seen_by(row)), before = tile.top[row];
-    tile.top[row] = before < here ? here : before;
-    tile.rescale[row] = before - tile.top[row];
-    tile.w_scales[row] = here - tile.top[row];
+  const bool all = Seen{seen_by(tile.rows - 1).first, seen_by(0).end}.all();  // of the rows see the whole chunk
+  for (int64_t row = 0; row < tile.rows && !all; row++) {
+    hide_scores(tile.scores + row * kChunk, seen_by(row), tiles.first, tiles.end, tile.most + row * kLanes);
   }
   for (int64_t row = 0; row < tile.rows; row += kLanes) {  // arrays of rows are padded to whole vectors
-    store(tile.rescale + row, power_of_two(load(tile.rescale + row)));
+    f32x16 most[kLanes];
+    for (int64_t i = 0; i < kLanes; i++) most[i] = load(tile.most + (row + i) * kLanes);
+    const f32x16 here = maximum(greatest_of_each(most) * load(tile.q_scales + row), splat(kLowest));
+    const f32x16 before = load(tile.top + row), top = maximum(before, here);
+    store(tile.top + row, top);
+    store(tile.rescale + row, power_of_two(before - top));
+    store(tile.w_scales + row, here - top);
   }
-  if (Kv::kFormat == KvFormat::kInt8) scale_weights(seen_by, tiles, tile);
-  for (int64_t row = 0; row < tile.rows; row++) {
-    weigh<Kv>(tile.scores + row * kChunk, seen_by(row), tile.top[row], tile.rescale[row], tiles.values,
-              tile.padded_dim, tile.inverses[row], tile.lane_sums + row * kLanes, tile.weights + row * kChunk);
-  }
+  if (Kv::kInteger) scale_weights(seen_by, tiles, tile);
+  auto weigh_row = [&](int64_t row, Seen seen, int64_t first, int64_t end) __attribute__((always_inline)) {
+    weigh<Kv>(tile.scores + row * kChunk, seen, first, end, tile.q_scales[row], tile.top[row], tile.rescale[row],
+              tiles.value_scales, tile.inverses[row], tile.lane_sums + row * kLanes,
+              tile.weights + row * kChunk);
+  };
+  for (int64_t row = 0; row < tile.rows && all; row++) weigh_row(row, {0, kChunk}, 0, kChunkTiles);
+  for (int64_t row = 0; row < tile.rows && !all; row++) weigh_row(row, seen_by(row), tiles.first, tiles.end);
 }
 
-/// `next`: the chunk whose tiles are fetched meanwhile, null: none.
+/// Puts copies in numbers of 16 bits in the place of tiles of 8 bits: worth it where several blocks of rows read them.
 template <class Kv>
+void widen_tiles(ChunkTiles& tiles, const ChunkTiles* next, Tile& tile) {
+  const int64_t count = kSubBlock * tile.padded_dim;
+  for (int64_t j = tiles.first; j < tiles.end; j++) {
+    uint16_t* keys = tile.wide + j * count;
+    uint16_t* values = keys + kChunkTiles * count;
+    widen_tile<Kv>(tiles.keys[j], count, tiles.values[j], keys);
+    widen_tile<Kv>(tiles.values[j], count, next ? next->keys[j] : nullptr, values);
+    tiles.keys[j] = reinterpret_cast<const char*>(keys);
+    tiles.values[j] = reinterpret_cast<const char*>(values);
+  }
+  for (int64_t j = 0; j < tiles.first; j++) tiles.keys[j] = tiles.keys[tiles.first];
+  for (int64_t j = tiles.end; j < kChunkTiles; j++) tiles.keys[j] = tiles.keys[tiles.end - 1];
+}
+
+template <class Kv>
+void fetch_scales(const float* const* scales) {
+  for (int64_t j = 0; j < kChunkTiles && Kv::kScaled; j++) __builtin_prefetch(scales[j]);
+}
+
+/// Adds a chunk, whose tiles hold `Number`s. The first block of rows fetches what comes about 8 KiB later: the values
+/// while it goes over the keys, and the keys of the chunk `next`, if that is not null, while it goes over the values; or
+/// all of `next`, where chunks are small.
+template <class Kv, class Number>
 void attend_chunk(const AttentionCall& call, const AttentionTask& task, int64_t chunk, ChunkTiles& tiles,
                   const ChunkTiles* next, int64_t end_key, Tile& tile) {
+  constexpr bool kFetch = sizeof(Number) == sizeof(typename Kv::Number);  // copies are in the cache
   const int64_t padded = tile.padded_dim;
+  const bool large = kChunk * padded * static_cast<int64_t>(sizeof(Number)) >= kFetchAhead;
+  const ChunkTiles* after_keys = large ? &tiles : next;
+  if (after_keys) fetch_scales<Kv>(large ? tiles.value_scales : next->key_scales);
   for (int64_t row = 0; row < tile.rows; row += kBlockRows) {
     const int64_t rows = min_of(kBlockRows, tile.rows - row);
-    kScoreRows<Kv>[rows - 1](tile.q + row * padded, tile.dim, padded, tiles.keys,
-                             next && row == 0 ? next->keys : nullptr, tile.q_scales + row, tile.scores + row * kChunk);
+    const ScoreRows score =
+        rows == kBlockRows ? kScoreTiles<Kv, Number>[tiles.end - 1] : kScoreRows<Kv, Number>[rows - 1];
+    score(tile.q + row * padded, tile.dim, padded, tiles.keys, tiles.key_scales,
+          kFetch && row == 0 && after_keys ? (large ? tiles.values : next->keys) : nullptr, tile.scores + row * kChunk, tile.most + row * kLanes);
   }
   soften<Kv>(call, task, chunk, tiles, tile);
-  if (Kv::kFormat == KvFormat::kBf16) replace_tail(tiles, min_of(end_key - chunk, kChunk), tile);
+  if (next) fetch_scales<Kv>(large ? next->key_scales : next->value_scales);
+  if (!Kv::kScaled) replace_tail(tiles, min_of(end_key - chunk, kChunk), tile);
   for (int64_t column = 0; column < padded; column += 4 * kLanes) {
     const int64_t vectors = min_of(4, (padded - column) / kLanes);
     for (int64_t row = 0; row < tile.rows; row += kBlockRows) {
       const int64_t rows = min_of(kBlockRows, tile.rows - row);
-      kAccumulateRows<Kv>[rows - 1][vectors - 1](
+      kAccumulateRows<Kv, Number>[rows - 1][vectors - 1](
           tile.weights + row * kChunk + tiles.first * kSubBlock, tiles.values + tiles.first,
-          next && row == 0 ? next->values : nullptr, tiles.end - tiles.first, column, padded, tile.rescale + row,
-          tile.w_scales + row, tile.sums + row * padded);
+          kFetch && next && row == 0 ? (large ? next->keys : next->values) : nullptr, tiles.end - tiles.first, column, padded,
+          tile.rescale + row, tile.w_scales + row, tile.sums + row * padded);
     }
+  }
+}
+
+/// Fetches what a task reads of q, or writes of out: runs of a group's heads, a run a token.
+template <int Write>
+void fetch_rows(const AttentionCall& call, const AttentionTask& task, const float* rows, int64_t stride) {
+  const int64_t width = call.group * call.kv.head_dim;
+  for (int64_t token = 0; token < task.tokens; token++) {
+    const float* run = rows + (task.token + token) * stride + task.kv_head * width;
+    for (int64_t i = 0; i < width; i += kLanes) __builtin_prefetch(run + i, Write);
   }
 }
 
@@ -211,8 +270,16 @@ void attend_partition(const AttentionCall& call, const AttentionTask& task, cons
     } else if (ahead) {
       const int64_t start = first_chunk(call, *ahead, max_of(0, ahead->partition));
       next = find_tiles(call, *ahead, start, ahead->position + ahead->tokens);
+      fetch_rows<0>(call, *ahead, call.q, call.ldq);
     }
-    attend_chunk<Kv>(call, task, chunk, tiles, more || ahead ? &next : nullptr, end, tile);
+    if (!more && task.partition == kWhole) fetch_rows<1>(call, task, call.out, call.ldo);
+    const ChunkTiles* fetched = more || ahead ? &next : nullptr;
+    if (Kv::kScaled && tile.rows > kBlockRows) {
+      widen_tiles<Kv>(tiles, fetched, tile);
+      attend_chunk<Kv, typename Kv::Wide>(call, task, chunk, tiles, fetched, end, tile);
+    } else {
+      attend_chunk<Kv, typename Kv::Number>(call, task, chunk, tiles, fetched, end, tile);
+    }
     tiles = next;
   }
 }
@@ -223,16 +290,16 @@ void export_state(const Tile& tile, int64_t row, float* state) {
   state[tile.padded_dim + 1] = sum(load(tile.lane_sums + row * kLanes));
 }
 
-/// state = state merged with the state over the next partition.
-void merge_state(float* state, const float* next, int64_t padded_dim) {
-  const float a = state[padded_dim], b = next[padded_dim];
+/// state = state merged with the one over the next partition: `next` and its greatest score and denominator.
+void merge_state(float* state, const float* next, float b, float total, int64_t padded_dim) {
+  const float a = state[padded_dim];
   const float top = a < b ? b : a;
   const float keep = power_of_two(splat(a - top))[0], take = power_of_two(splat(b - top))[0];
   for (int64_t d = 0; d < padded_dim; d += kLanes) {
     store(state + d, multiply_add(load(next + d), splat(take), load(state + d) * keep));
   }
   state[padded_dim] = top;
-  state[padded_dim + 1] = state[padded_dim + 1] * keep + next[padded_dim + 1] * take;
+  state[padded_dim + 1] = state[padded_dim + 1] * keep + total * take;
 }
 
 void write_output(const float* state, int64_t padded_dim, int64_t dim, float* out) {
@@ -256,8 +323,13 @@ void attend_whole(const AttentionCall& call, const AttentionTask& task, const At
     for (int64_t row = 0; row < tile.rows; row++) {
       const Range own = partitions_of(call, task, row);
       if (partition < own.first || partition >= own.last) continue;
-      export_state(tile, row, partition == own.first ? tile.state + row * size : tile.next);
-      if (partition > own.first) merge_state(tile.state + row * size, tile.next, tile.padded_dim);
+      float* state = tile.state + row * size;
+      if (partition == own.first) {
+        export_state(tile, row, state);
+      } else {
+        merge_state(state, tile.sums + row * tile.padded_dim, tile.top[row], sum(load(tile.lane_sums + row * kLanes)),
+                    tile.padded_dim);
+      }
     }
   }
   for (int64_t row = 0; row < tile.rows; row++) {
@@ -281,12 +353,23 @@ void attend_as(const AttentionCall& call, const AttentionTask& task, const Atten
   for (int64_t row = 0; row < tile.rows; row++) export_state(tile, row, states + row * size);
 }
 
-void attend(const AttentionCall& call, const AttentionTask& task, const AttentionTask* ahead, void* scratch) {
-  if (call.kv.format == KvFormat::kInt8) {
-    attend_as<Int8Kv>(call, task, ahead, scratch);
-  } else {
-    attend_as<Bf16Kv>(call, task, ahead, scratch);
+/// Calls `work` with the type that stands for a format.
+template <class Work>
+void with_format(KvFormat format, Work work) {
+  switch (format) {
+    case KvFormat::kBf16:
+      return work(Bf16Kv{});
+    case KvFormat::kInt8:
+      return work(Int8Kv{});
+    case KvFormat::kE4m3:
+      return work(Fp8Kv<E4m3>{});
+    case KvFormat::kE5m2:
+      return work(Fp8Kv<E5m2>{});
   }
+}
+
+void attend(const AttentionCall& call, const AttentionTask& task, const AttentionTask* ahead, void* scratch) {
+  with_format(call.kv.format, [&](auto kv) { attend_as<decltype(kv)>(call, task, ahead, scratch); });
 }
 
 void merge(const AttentionCall& call, const AttentionTask& task) {
@@ -296,18 +379,15 @@ void merge(const AttentionCall& call, const AttentionTask& task) {
     const Range own = partitions_of(call, task, row);
     float* state = call.partials + task.partial + ((own.first - first) * rows + row) * size;
     for (int64_t number = 1; number < own.last - own.first; number++) {
-      merge_state(state, state + number * rows * size, padded);
+      const float* next = state + number * rows * size;
+      merge_state(state, next, next[padded], next[padded + 1], padded);
     }
     write_output(state, padded, call.kv.head_dim, output(call, task, row));
   }
 }
 
 void write_kv(const KvLayer& kv, int64_t slot, const float* k, const float* v) {
-  if (kv.format == KvFormat::kInt8) {
-    write_token<Int8Kv>(kv, slot, k, v);
-  } else {
-    write_token<Bf16Kv>(kv, slot, k, v);
-  }
+  with_format(kv.format, [&](auto format) { write_token<decltype(format)>(kv, slot, k, v); });
 }
 
 }  // namespace

@@ -18,27 +18,28 @@ OCTAVO_INLINE float scale_of(const float* x, int64_t n, float most) {
   return greatest(top) / most + sum(poison);
 }
 
-/// x / scale to the nearest integer, ties to even, within +-most.
-OCTAVO_INLINE i32x16 quantise_lanes(f32x16 x, float scale, float most) {
+/// x / scale, within +-most.
+OCTAVO_INLINE f32x16 ratio_lanes(f32x16 x, float scale, float most) {
   f32x16 ratio = x / (scale > 0.0f ? scale : 1.0f);
   ratio = ratio > most ? splat(most) : ratio;
-  return to_int(ratio < -most ? splat(-most) : ratio);
+  return ratio < -most ? splat(-most) : ratio;
 }
 
 /// One head of q for Rows of a tile; returns what its products with keys are to be multiplied by.
-OCTAVO_INLINE float load_query(Bf16Kv, const float* q, int64_t dim, int64_t padded_dim, uint16_t* to) {
-  for (int64_t d = 0; d < padded_dim; d += kLanes) store_bf16(to + d, load_lanes(q + d, dim - d));
-  return 1.0f;
-}
-
-OCTAVO_INLINE float load_query(Int8Kv, const float* q, int64_t dim, int64_t padded_dim, uint16_t* to) {
-  const float scale = scale_of(q, dim, kMostInt16);
-  for (int64_t d = 0; d < padded_dim; d += kLanes) {
-    const i32x16 whole = quantise_lanes(load_lanes(q + d, dim - d), scale, kMostInt16);
-    const u16x16 half = __builtin_convertvector((u32x16)whole, u16x16);
-    memcpy(to + d, &half, sizeof half);
+template <class Kv>
+OCTAVO_INLINE float load_query(const float* q, int64_t dim, int64_t padded_dim, uint16_t* to) {
+  if constexpr (Kv::kInteger) {
+    const float scale = scale_of(q, dim, kMostInt16);
+    for (int64_t d = 0; d < padded_dim; d += kLanes) {
+      const i32x16 whole = to_int(ratio_lanes(load_lanes(q + d, dim - d), scale, kMostInt16));
+      const u16x16 half = __builtin_convertvector((u32x16)whole, u16x16);
+      memcpy(to + d, &half, sizeof half);
+    }
+    return scale;
+  } else {
+    for (int64_t d = 0; d < padded_dim; d += kLanes) store_bf16(to + d, load_lanes(q + d, dim - d));
+    return 1.0f;
   }
-  return scale;
 }
 
 /// A token's place in a tile of keys: pairs of dimensions lie 16 tokens apart.
@@ -65,20 +66,29 @@ static void write_head(Bf16Kv, const float* k, const float* v, int64_t dim, int6
   }
 }
 
-OCTAVO_INLINE void quantise_to_int8(const float* x, int64_t n, float scale, int8_t* to) {
-  const i32x16 whole = quantise_lanes(load_lanes(x, n), scale, 127.0f);
-  for (int64_t i = 0; i < kLanes; i++) to[i] = static_cast<int8_t>(whole[i]);
+/// The numbers of 8 bits nearest to x / scale; what is not finite becomes anything that is.
+OCTAVO_INLINE void quantise(Int8Kv, f32x16 x, float scale, uint8_t* to) {
+  const i32x16 whole = to_int(ratio_lanes(x, scale, Int8Kv::kMost));
+  for (int64_t i = 0; i < kLanes; i++) to[i] = static_cast<uint8_t>(whole[i]);
+}
+
+template <class F>
+OCTAVO_INLINE void quantise(Fp8Kv<F>, f32x16 x, float scale, uint8_t* to) {
+  const f32x16 ratio = ratio_lanes(x, scale, F::kMost);
+  const u32x16 codes = encode<F>(ratio == ratio ? ratio : f32x16{});
+  for (int64_t i = 0; i < kLanes; i++) to[i] = static_cast<uint8_t>(codes[i]);
 }
 
 /// A token whose K or V is not finite gets NaN as the scale of its key: whoever sees it gets NaN.
-static void write_head(Int8Kv, const float* k, const float* v, int64_t dim, int64_t token, char* keys, char* values) {
-  alignas(64) int8_t bytes[kLanes];
+template <class Kv>
+static void write_head(Kv, const float* k, const float* v, int64_t dim, int64_t token, char* keys, char* values) {
+  alignas(64) uint8_t bytes[kLanes];
   const int64_t padded = round_up(dim, kSubBlock);
-  const float k_scale = scale_of(k, dim, 127.0f), v_scale = scale_of(v, dim, 127.0f);
+  const float k_scale = scale_of(k, dim, Kv::kMost), v_scale = scale_of(v, dim, Kv::kMost);
   for (int64_t d = 0; d < dim; d += kLanes) {
-    quantise_to_int8(k + d, dim - d, k_scale, bytes);
+    quantise(Kv{}, load_lanes(k + d, dim - d), k_scale, bytes);
     scatter_key(bytes, d, token, keys);
-    quantise_to_int8(v + d, dim - d, v_scale, bytes);
+    quantise(Kv{}, load_lanes(v + d, dim - d), v_scale, bytes);
     scatter_value(bytes, d, token, padded, values);
   }
   reinterpret_cast<float*>(keys + padded * kSubBlock)[token] = k_scale + (v_scale - v_scale);

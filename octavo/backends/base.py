@@ -14,7 +14,7 @@ from octavo.quantization.base import Weights
 
 Int32Array = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
-KVDtype = Literal["auto", "bfloat16", "int8"]  # auto: the backend's own
+KVDtype = Literal["auto", "bfloat16", "int8", "fp8_e4m3", "fp8_e5m2"]  # auto: the backend's own
 SampleRows = npt.NDArray[Any]  # of SAMPLE_ROW
 BitArray = npt.NDArray[np.uint32]
 

@@ -46,7 +46,7 @@ class Plan:
 def make_plan(config: EngineConfig, free_memory: int) -> Plan:
     """The plan of a resolved ``config`` on a machine with ``free_memory`` bytes. Raises ModelError."""
     info = inspect_model(config.model.model, config.model)
-    backend, kv_dtype = make_backend(config.backend), config.cache.kv_cache_dtype
+    backend, kv_dtype = make_backend(config.backend), config.cache.kv_dtype
     spec = KVCacheSpec(
         num_layers=info.num_layers,
         num_kv_heads=info.num_kv_heads,

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from typing import get_args
 
+from octavo.config.engine import KVCacheDtype
 from octavo.entrypoints.verify import verify_model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", default="smollm2-135m", help="catalogue name, GGUF file, folder or hub id")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter requests")
-    parser.add_argument(
-        "--kv-cache-dtype", choices=["auto", "bfloat16", "int8"], default="auto", help="how K and V are kept"
-    )
+    parser.add_argument("--kv-cache-dtype", choices=get_args(KVCacheDtype), default="auto", help="how K and V are kept")
 
 
 def run(namespace: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ MAX_TOKENS = 2**31 - 1  # of a context, and of a step
 MAX_SECONDS = 1e6  # of any time-out
 MAX_SAMPLES = 16384  # of one prompt
 
+KVCacheDtype = Literal["auto", "bf16", "bfloat16", "int8", "fp8", "fp8_e4m3", "fp8_e5m2"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 
 
@@ -58,8 +59,8 @@ class CacheConfig:
 
     block_size: int = option(16, "tokens per KV block")
     kv_cache_memory: int | None = option(None, "bytes for KV blocks, e.g. 2GiB (default: from free memory)", size=True)
-    kv_cache_dtype: Literal["auto", "bfloat16", "int8"] = option(
-        "auto", "how K and V are kept: bfloat16, or int8 with a scale per token and head; auto is bfloat16"
+    kv_cache_dtype: KVCacheDtype = option(
+        "auto", "how K and V are kept: bfloat16 (auto), or int8 or fp8 with a scale per token and head; fp8 is fp8_e4m3"
     )
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of equal prefixes")
 
@@ -67,8 +68,15 @@ class CacheConfig:
         _require(self.block_size in (16, 32, 64, 128), "block_size", self.block_size, "16, 32, 64 or 128")
         memory = self.kv_cache_memory
         _require(memory is None or 0 < memory < 2**50, "kv_cache_memory", memory, "positive, and less than 1 PiB")
-        known = ("auto", "bfloat16", "int8")
-        _require(self.kv_cache_dtype in known, "kv_cache_dtype", self.kv_cache_dtype, "auto, bfloat16 or int8")
+        known = get_args(KVCacheDtype)
+        _require(self.kv_cache_dtype in known, "kv_cache_dtype", self.kv_cache_dtype, f"one of {', '.join(known)}")
+
+    @property
+    def kv_dtype(self) -> Literal["auto", "bfloat16", "int8", "fp8_e4m3", "fp8_e5m2"]:
+        """``kv_cache_dtype`` without aliases."""
+        if self.kv_cache_dtype == "bf16":
+            return "bfloat16"
+        return "fp8_e4m3" if self.kv_cache_dtype == "fp8" else self.kv_cache_dtype
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ def fingerprint(config: EngineConfig, info: EngineInfo) -> str:
         octavo.__version__,
         os.path.basename(config.model.model.rstrip("/")),
         config.model.dtype,
-        config.cache.kv_cache_dtype,
+        config.cache.kv_dtype,
         info.facts.get("weights", ""),
         info.facts.get("kernels", "").partition(",")[0],
     )

@@ -67,9 +67,9 @@ class Worker:
             num_layers=program.num_layers,
             num_kv_heads=program.num_kv_heads,
             head_dim=program.head_dim,
-            element_size=self._backend.kv_element_size(self._config.cache.kv_cache_dtype),
+            element_size=self._backend.kv_element_size(self._config.cache.kv_dtype),
             block_size=self._config.cache.block_size,
-            scale_size=self._backend.kv_scale_size(self._config.cache.kv_cache_dtype),
+            scale_size=self._backend.kv_scale_size(self._config.cache.kv_dtype),
         )
 
     def available_kv_memory(self) -> int:
@@ -138,5 +138,5 @@ class Worker:
             max_blocks_per_seq=-(-self._max_model_len() // cache.block_size),
             num_blocks=num_blocks,
             block_size=cache.block_size,
-            kv_dtype=cache.kv_cache_dtype,
+            kv_dtype=cache.kv_dtype,
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
 from octavo.engine.outputs import CompletionOutput, Logprob, RequestOutput
 from octavo.entrypoints.verify import difference, verify_model
 
@@ -17,9 +19,10 @@ def test_smollm2_answers_alike_to_the_bit(smollm2_path: str) -> None:
     assert {"prefix cache, cold", "prefix cache, warm"} <= names
 
 
-def test_smollm2_with_int8_kv_answers_alike_to_the_bit(smollm2_path: str) -> None:
+@pytest.mark.parametrize("dtype", ["int8", "fp8"])
+def test_smollm2_with_small_kv_answers_alike_to_the_bit(smollm2_path: str, dtype: str) -> None:
     lines: list[str] = []
-    results = verify_model(smollm2_path, quick=True, kv_cache_dtype="int8", report=lines.append)
+    results = verify_model(smollm2_path, quick=True, kv_cache_dtype=dtype, report=lines.append)
     assert all(result.equal for result in results), "\n".join(lines)
     assert {"chunks of 7", "preemption", "threads: 2", "prefix cache, warm"} <= {result.name for result in results}
 

@@ -3,8 +3,9 @@
 // One layer's slice of a block of block_size tokens is block_size / 16 consecutive sub-blocks of tiles
 //   K: [kv head][head_dim / 2][16 tokens][2]      V: [kv head][8 token pairs][head_dim][2]
 // so that both products read pairs along their reduction. head_dim is padded to a multiple of 16 in memory.
-// Numbers are bfloat16; or int8, and a tile ends with 16 float32 scales, one a token: x is about scale * number, with
-// scale = max|x| / 127 over the head, and numbers rounded to nearest, ties to even.
+// Numbers are bfloat16; or of 8 bits, and a tile ends with 16 float32 scales, one a token: x is about scale * number, with
+// scale = max|x| / most over the head, and x / scale rounded to the nearest number, ties to even. `most` is the greatest
+// number: 127 of int8, 448 of fp8 E4M3, 57344 of fp8 E5M2 (OCP OFP8).
 #pragma once
 
 #include <cstddef>
@@ -21,7 +22,7 @@ inline constexpr int64_t kTileRows = 48;    // query rows (token, head of the gr
 
 inline constexpr int64_t kNoWindow = INT32_MAX;  // the window of a layer whose tokens see all before them
 
-enum class KvFormat { kBf16, kInt8 };
+enum class KvFormat { kBf16, kInt8, kE4m3, kE5m2 };
 
 /// One layer of the KV cache.
 struct KvLayer {

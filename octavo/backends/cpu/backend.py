@@ -24,11 +24,12 @@ from octavo.program import Program
 from octavo.quantization.base import Weights
 
 _MOST_INT8_HEAD_DIM = 512  # 512 products of 127 x 32767 are the last that cannot overflow
+_EIGHT_BITS = ("int8", "fp8_e4m3", "fp8_e5m2")  # KV dtypes, with a float32 scale per token and head
 _MATRICES = ("table", "weight")  # parameter names that ops give to matrices
 
 
 class CpuBackend:
-    """C++ kernels, KV cache in bfloat16 or int8. Results do not depend on ``threads``.
+    """C++ kernels, KV cache in bfloat16, int8 or fp8. Results do not depend on ``threads``.
 
     ``isa`` ("avx512", "avx2", "portable") overrides the choice by CPU; KernelError where it cannot run.
     """
@@ -50,10 +51,10 @@ class CpuBackend:
         return f"{self._kernels.isa} ({self._kernels.features}), {threads} thread{'s' if threads > 1 else ''}"
 
     def kv_element_size(self, kv_dtype: KVDtype = "auto") -> int:
-        return 1 if kv_dtype == "int8" else 2
+        return 1 if kv_dtype in _EIGHT_BITS else 2
 
     def kv_scale_size(self, kv_dtype: KVDtype = "auto") -> int:
-        return 4 if kv_dtype == "int8" else 0
+        return 4 if kv_dtype in _EIGHT_BITS else 0
 
     def prepare(self, program: Program, weights: Weights, limits: Limits) -> CpuRunnable:
         """Pack, plan, build. Raises KernelError naming an op, weight or size that has no kernel."""
@@ -91,7 +92,7 @@ class CpuBackend:
             head_dim=program.head_dim,
             layers=program.num_layers,
             arena_floats=arena_floats,
-            int8_kv=limits.kv_dtype == "int8",
+            kv_format="bfloat16" if limits.kv_dtype == "auto" else limits.kv_dtype,
         )
 
 

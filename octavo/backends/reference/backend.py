@@ -1,7 +1,7 @@
 """The reference backend: plain NumPy, slow and obvious, every op of the table.
 
 Weights are dequantised to float32 or float64, and no op is fused. The KV cache has the same type, with the values that
-"bfloat16" or "int8" would leave of K and V. Results are
+"bfloat16", "int8" or fp8 would leave of K and V. Results are
 independent of the batch (see ``ops``). Knows nothing of speed.
 """
 

@@ -8,6 +8,7 @@ its own past. Knows no programs and no weight formats.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -81,10 +82,37 @@ def round_to_int8(rows: Array, head_dim: int) -> Array:
         return (quantised.astype(rows.dtype) * scale.astype(rows.dtype)).reshape(rows.shape)
 
 
+def nearest_fp8(x: Array, mantissa_bits: int, bias: int, most: float) -> Array:
+    """The nearest number of an 8-bit floating point format, ties to even, saturating at +-most. float64.
+
+    OCP 8-bit Floating Point Specification (OFP8), revision 1.0: normal numbers are 2^e * (1 + m / 2^mantissa_bits) with
+    e from 1 - bias; below, multiples of 2^(1 - bias - mantissa_bits).
+    """
+    exact = np.asarray(x, np.float64)
+    exponent = np.maximum(np.frexp(exact)[1] - 1, 1 - bias)
+    unit = np.ldexp(1.0, exponent - mantissa_bits)
+    return np.clip(np.rint(exact / unit) * unit, -most, most)
+
+
+def round_to_fp8(rows: Array, head_dim: int, mantissa_bits: int, bias: int, most: float) -> Array:
+    """What fp8 with a scale per row and head leaves of rows [M, Hkv * D]: ``scale * nearest_fp8(x / scale)``.
+
+    scale = max|x| / most and x / scale in float32. A head with a number that is not finite becomes NaN.
+    """
+    heads = rows.astype(np.float32).reshape(rows.shape[0], -1, head_dim)
+    scale = np.abs(heads).max(axis=-1, keepdims=True) / np.float32(most)
+    with np.errstate(invalid="ignore"):
+        numbers = nearest_fp8(heads / np.where(scale > 0, scale, np.float32(1)), mantissa_bits, bias, most)
+        scale = scale + (scale - scale)
+        return (numbers.astype(rows.dtype) * scale.astype(rows.dtype)).reshape(rows.shape)
+
+
 KV_ROUNDING: dict[str, Callable[[Array, int], Array]] = {
     "auto": lambda rows, head_dim: rows,
     "bfloat16": round_to_bf16,
     "int8": round_to_int8,
+    "fp8_e4m3": partial(round_to_fp8, mantissa_bits=3, bias=7, most=448.0),
+    "fp8_e5m2": partial(round_to_fp8, mantissa_bits=2, bias=15, most=57344.0),
 }
 
 
