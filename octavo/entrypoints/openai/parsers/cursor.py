@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Generator, Sequence
+from functools import lru_cache
 from typing import TypeVar
 
 from octavo.entrypoints.openai.parsers.base import Content, Delta, Reasoning
@@ -130,19 +131,19 @@ class Cursor:
         ``trim`` drops white space right before the tag, ``after_call`` a rest of nothing else at the end.
         """
         passed = False
+        scan = _scan(tuple(tags))
         while True:
-            found = [(at, -len(tag), tag) for tag in tags if (at := self._text.find(tag, self._at)) >= 0]
-            if found:
-                at, _, tag = min(found)
-                text = self._text[self._at : at]
+            if found := scan.pattern.search(self._text, self._at):
+                text = self._text[self._at : found.start()]
                 text = text.rstrip() if trim else text
                 self._held = self._at + len(text)
-                self._at = at + len(tag)
+                self._at = found.end()
                 if text:
                     sink(text)
-                return tag
+                return found[0]
             text = self._text[self._at :]
-            text = text[: len(text) - _may_begin(text, tags)]
+            if held := scan.may_begin(text):
+                text = text[:-held]
             text = text.rstrip() if trim else text
             self._at += len(text)
             self.hold()
@@ -225,14 +226,28 @@ class Cursor:
         return None
 
 
-def _may_begin(text: str, tags: Sequence[str]) -> int:
-    """How many characters at the end of ``text`` may be the beginning of one of ``tags``."""
-    longest = max(map(len, tags)) - 1
-    for length in range(min(longest, len(text)), 0, -1):
-        end = text[-length:]
-        if any(tag.startswith(end) for tag in tags):
-            return length
-    return 0
+class _Scan:
+    """Looks for tags, none of which begins with another."""
+
+    def __init__(self, tags: tuple[str, ...]) -> None:
+        self.pattern = re.compile("|".join(map(re.escape, tags)))
+        self._tags = tags
+        self._longest = max(map(len, tags)) - 1
+        self._first = re.compile("|".join(sorted({re.escape(tag[0]) for tag in tags})))
+
+    def may_begin(self, text: str) -> int:
+        """How many characters at the end of ``text`` may be the beginning of a tag."""
+        if self._longest == 0:
+            return 0
+        tail = text[-self._longest :]
+        for found in self._first.finditer(tail):
+            end = tail[found.start() :]
+            if any(tag.startswith(end) for tag in self._tags):
+                return len(end)
+        return 0
+
+
+_scan = lru_cache(maxsize=64)(_Scan)
 
 
 class Incremental:
