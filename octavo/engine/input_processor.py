@@ -63,9 +63,9 @@ class InputProcessor:
         if not isinstance(params, SamplingParams):
             raise ValidationError("sampling_params must be SamplingParams", parameter="sampling_params")
         params.verify(vocab_size=self._info.vocab_size, limits=self._limits)
-        if params.thinking_token_budget is not None:
+        if params.thinking_token_budget is not None and params.thinking is None:
             raise ValidationError(
-                "thinking_token_budget is not supported: the model's thinking tokens are not known",
+                "thinking_token_budget needs a model that is known to end its thinking with a token of its own",
                 parameter="thinking_token_budget",
             )
         if cache_salt is not None and not (isinstance(cache_salt, str) and 1 <= len(cache_salt) <= MAX_CACHE_SALT):

@@ -14,7 +14,12 @@ from octavo.messages.engine import (
 )
 from octavo.messages.fault import RequestFault
 from octavo.messages.kv_cache import KVCacheSpec
-from octavo.messages.sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
+from octavo.messages.sampling_params import (
+    RepetitionDetectionParams,
+    RequestOutputKind,
+    SamplingParams,
+    ThinkingTokens,
+)
 from octavo.messages.step import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
 from octavo.messages.structured_outputs import StructuredOutputsParams
 
@@ -35,5 +40,6 @@ __all__ = [
     "SchedulerOutput",
     "SchedulerStats",
     "StructuredOutputsParams",
+    "ThinkingTokens",
     "TokenLogprobs",
 ]

@@ -147,6 +147,13 @@ class RepetitionDetectionParams(msgspec.Struct, frozen=True, kw_only=True, omit_
             _fail("repetition_detection", self.min_count, "an object whose min_count is 2 or more")
 
 
+class ThinkingTokens(msgspec.Struct, frozen=True, kw_only=True):
+    """The tokens around a model's thinking. ``start`` is None where the prompt has opened it."""
+
+    start: int | None
+    end: int
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Sampling and stopping of one request; names, defaults and ranges are vLLM's.
 
@@ -184,7 +191,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] = []
     structured_outputs: StructuredOutputsParams | None = None
-    thinking_token_budget: int | None = None  # -1 is None
+    thinking_token_budget: int | None = None  # tokens of thinking before it is closed; -1 is None
+    thinking: ThinkingTokens | None = None  # what the budget needs to know of the model
     repetition_detection: RepetitionDetectionParams | None = None
     skip_reading_prefix_cache: bool | None = None  # None: only as far as prompt logprobs need it
     stream_interval: int | None = None  # tokens between two outputs; a server's own, if greater, holds
@@ -218,6 +226,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             _fail("output_kind", self.output_kind, "a RequestOutputKind")
         if not isinstance(self.repetition_detection, RepetitionDetectionParams | None):
             _fail("repetition_detection", self.repetition_detection, "an object, or RepetitionDetectionParams")
+        if not isinstance(self.thinking, ThinkingTokens | None):
+            _fail("thinking", self.thinking, "ThinkingTokens")
         extra = self.extra_args
         if extra is not None and not (isinstance(extra, dict) and all(isinstance(key, str) for key in extra)):
             _fail("extra_args", extra, "a dict with names as keys")
@@ -296,6 +306,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for name in (*ID_LISTS, "logit_bias"):
             if ids := getattr(self, name):
                 _ids(name, ids, vocab_size, f"token ids in [0, {vocab_size - 1}]")
+        if self.thinking is not None:
+            ends = [i for i in (self.thinking.start, self.thinking.end) if i is not None]
+            _ids("thinking", ends, vocab_size, f"token ids in [0, {vocab_size - 1}]")
         if self.n > limits.max_n:
             _fail("n", self.n, f"at most {limits.max_n}, the server's --max-n")
         if len(self.bad_words) > limits.max_bad_words:

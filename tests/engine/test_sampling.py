@@ -14,7 +14,7 @@ from octavo.engine.input_processor import InputProcessor
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.outputs import CompletionOutput, FlatLogprobs
 from octavo.exceptions import ValidationError
-from octavo.messages import EngineInfo, RequestOutputKind
+from octavo.messages import EngineInfo, RequestOutputKind, ThinkingTokens
 from octavo.tokenizer import load_tokenizer
 
 from .tiny_llama import VOCAB, make_config
@@ -209,6 +209,19 @@ def test_words_without_effect_are_taken(llm: LLM) -> None:
 def test_no_thinking_budget_without_thinking_tokens(llm: LLM) -> None:
     with pytest.raises(ValidationError, match="thinking_token_budget"):
         one(llm, thinking_token_budget=5)
+
+
+def test_thinking_is_closed_when_its_budget_is_spent(llm: LLM) -> None:
+    free = one(llm, max_tokens=12, ignore_eos=True).token_ids
+    end = next(i for i in range(VOCAB) if i not in free)
+    tags = ThinkingTokens(start=None, end=end)
+    held = one(llm, max_tokens=12, ignore_eos=True, thinking_token_budget=5, thinking=tags).token_ids
+    assert held[:6] == [*free[:5], end]
+    assert end not in held[6:]
+    unopened = ThinkingTokens(start=end, end=free[0])
+    assert one(llm, max_tokens=12, ignore_eos=True, thinking_token_budget=5, thinking=unopened).token_ids == free
+    with pytest.raises(ValidationError, match="thinking"):
+        one(llm, thinking_token_budget=5, thinking=ThinkingTokens(start=None, end=VOCAB))
 
 
 def test_words_are_banned_as_they_begin_and_as_they_follow_a_space(tiny_model: str) -> None:

@@ -40,8 +40,8 @@ TOOL = {
 class ChatFormat:
     """All that the chat routes know of a template. ``template`` is None where the model's own is used.
 
-    ``call_tags`` and ``think_tags`` are the ids of those tags that the vocabulary has as special tokens; ``think_end``
-    is the id of the token that closes the thinking, where it is one token.
+    ``call_tags`` and ``think_tags`` are the ids of those tags that the vocabulary has as special tokens;
+    ``think_start`` and ``think_end`` the ids of the tokens around the thinking, where each is one token.
     """
 
     template: str | None = None
@@ -55,6 +55,7 @@ class ChatFormat:
     reasoning: ReasoningFormat | None = None
     call_tags: tuple[int, ...] = ()
     think_tags: tuple[int, ...] = ()
+    think_start: int | None = None
     think_end: int | None = None
     text: str = ""  # the template, and what it made of tools and calls
 
@@ -85,6 +86,7 @@ def detect(tokenizer: Tokenizer, config: ChatConfig, template: str | None = None
         reasoning=reasoning,
         call_tags=_special_ids(tokenizer, tools.tags if tools else ()),
         think_tags=_special_ids(tokenizer, (reasoning.open, reasoning.close) if reasoning else ()),
+        think_start=_single_id(tokenizer, reasoning.open) if reasoning else None,
         think_end=_single_id(tokenizer, reasoning.close) if reasoning else None,
         text=text,
     )

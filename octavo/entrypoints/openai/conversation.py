@@ -27,6 +27,7 @@ from octavo.entrypoints.openai.sampling import sampling_params
 from octavo.entrypoints.openai.translate import renamed
 from octavo.entrypoints.state import ServerState
 from octavo.exceptions import ValidationError
+from octavo.messages import ThinkingTokens
 
 if TYPE_CHECKING:
     from octavo.engine.async_llm import AsyncLLM
@@ -254,6 +255,9 @@ def _for_reading(params: SamplingParams, request: ChatRequest, setup: ChatSetup,
     if tags := setup.format.think_tags + (setup.format.call_tags if setup.use.schemas else ()):
         changes["shown_special_token_ids"] = list(tags)
     thinking = thinking_is_open(request, setup, prompt)
+    start, end = None if thinking else setup.format.think_start, setup.format.think_end
+    if params.thinking_token_budget is not None and end is not None and (thinking or start is not None):
+        changes["thinking"] = ThinkingTokens(start=start, end=end)
     constraint = call_constraint(setup, parallel=request.parallel_tool_calls is not False, thinking=thinking)
     if constraint is not None:
         changes["structured_outputs"] = constraint

@@ -18,7 +18,7 @@ from octavo.backends.base import SAMPLE_ROW, FloatArray, Int32Array, SampleRows
 from octavo.config import LogprobsMode
 from octavo.exceptions import RequestError
 from octavo.messages import NewRequestData, TokenLogprobs
-from octavo.worker.sample import allowed_token_ids, bad_words, logit_bias, min_tokens, penalties
+from octavo.worker.sample import allowed_token_ids, bad_words, logit_bias, min_tokens, penalties, thinking_budget
 from octavo.worker.sample.draw import MASK64
 from octavo.worker.sample.logprobs import token_logprobs
 from octavo.worker.sample.processor import LogitsProcessor
@@ -33,6 +33,7 @@ PROCESSORS: tuple[Callable[[NewRequestData], LogitsProcessor | None], ...] = (
     min_tokens.make,
     logit_bias.make,
     penalties.make,
+    thinking_budget.make,
 )
 
 
