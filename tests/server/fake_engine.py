@@ -6,6 +6,7 @@ For the shapes of the protocol only; every end-to-end test uses the real one.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
@@ -46,6 +47,17 @@ class FakeTokenizer:
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         text = "".join(f"{m['role']}:{m['content']}\n" for m in messages)
         return text + ("assistant:" if options["add_generation_prompt"] else "")
+
+
+class ToolTokenizer(FakeTokenizer):
+    """With a template that takes tools, and has calls and thinking written between tags."""
+
+    chat_template = "<think></think> <tool_call></tool_call>"
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        head = "".join(json.dumps(tool) for tool in options.get("tools") or [])
+        calls = "".join(json.dumps(call) for m in messages for call in m.get("tool_calls", []))
+        return head + calls + super().apply_chat_template(messages, **options)
 
 
 class FakeEngine:

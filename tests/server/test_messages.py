@@ -11,7 +11,7 @@ import pytest
 from octavo.entrypoints.anthropic.protocol import MessagesRequest, to_chat
 from octavo.entrypoints.openai.app import build_app
 from octavo.entrypoints.state import ServerState
-from tests.server.fake_engine import FakeEngine
+from tests.server.fake_engine import FakeEngine, ToolTokenizer
 
 USER: Any = {"role": "user", "content": "hi"}
 
@@ -47,6 +47,40 @@ async def test_a_stream_ends_as_the_whole_message() -> None:
     assert streamed.content[0].text == whole.content[0].text == "well"  # type: ignore[union-attr]
     assert streamed.usage.model_dump(exclude_none=True) == whole.usage.model_dump(exclude_none=True)
     assert whole.stop_reason == "end_turn"
+
+
+TOOL: Any = {"name": "add", "input_schema": {"type": "object", "properties": {"a": {}}}}
+CALLING = '<think>hm</think>Well.<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+
+
+def calling_engine() -> FakeEngine:
+    engine = FakeEngine(max_model_len=600)
+    engine.tokenizer, engine.text = ToolTokenizer(), CALLING
+    return engine
+
+
+async def test_thinking_and_calls_are_blocks() -> None:
+    asked: dict[str, Any] = {"model": "m", "max_tokens": 300, "messages": [USER], "tools": [TOOL]}
+    async with client_of(calling_engine()) as client:
+        whole = await client.messages.create(**asked)
+        async with client.messages.stream(**asked) as stream:
+            streamed = await stream.get_final_message()
+        named = await client.messages.create(**asked, tool_choice={"type": "tool", "name": "add"})
+        silent = await client.messages.create(**asked, extra_body={"thinking": {"type": "x", "display": "omitted"}})
+        result = {"type": "tool_result", "tool_use_id": whole.content[-1].id, "content": "2"}  # type: ignore[union-attr]
+        turns: Any = [USER, {"role": "assistant", "content": whole.content}, {"role": "user", "content": [result]}]
+        await client.messages.create(**{**asked, "messages": turns})
+    for message in (whole, streamed):
+        thought, said, called = message.content
+        assert thought.type == "thinking"
+        assert thought.thinking == "hm"
+        assert said.type == "text"
+        assert said.text == "Well."
+        assert called.type == "tool_use"
+        assert (called.name, called.input) == ("add", {"a": 1})
+        assert message.stop_reason == "tool_use"
+    assert named.stop_reason == "tool_use"
+    assert [block.type for block in silent.content] == ["text", "tool_use"]
 
 
 async def test_an_assistants_last_words_are_continued() -> None:

@@ -12,7 +12,7 @@ from octavo.entrypoints.openai.app import build_app
 from octavo.entrypoints.openai.responses.protocol import ResponsesRequest, to_chat
 from octavo.entrypoints.state import ServerState
 from octavo.exceptions import ValidationError
-from tests.server.fake_engine import FakeEngine
+from tests.server.fake_engine import FakeEngine, ToolTokenizer
 
 
 def client_of(engine: FakeEngine) -> openai.AsyncOpenAI:
@@ -72,6 +72,43 @@ async def test_a_stream_that_breaks_ends_with_failed() -> None:
     assert events[-1].response.error is not None
     assert events[-1].response.error.message == "this one failed"
     assert [event.sequence_number for event in events] == list(range(len(events)))
+
+
+TOOL: Any = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {"a": {}}}}
+CALLING = '<think>hm</think>Well.<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+
+
+def calling_engine() -> FakeEngine:
+    engine = FakeEngine(max_model_len=600)
+    engine.tokenizer, engine.text = ToolTokenizer(), CALLING
+    return engine
+
+
+async def test_thinking_and_calls_are_items() -> None:
+    async with client_of(calling_engine()) as client:
+        whole = await client.responses.create(model="m", input="1 + 1?", tools=[TOOL])
+        async with client.responses.stream(model="m", input="1 + 1?", tools=[TOOL]) as stream:
+            kinds = [event.type async for event in stream]
+            streamed = await stream.get_final_response()
+        again: Any = [{"role": "user", "content": "1 + 1?"}, *whole.output]
+        call = whole.output[-1]
+        assert call.type == "function_call"
+        again.append({"type": "function_call_output", "call_id": call.call_id, "output": "2"})
+        await client.responses.create(model="m", input=again, tools=[TOOL])
+    for response in (whole, streamed):
+        thought, said, called = response.output
+        assert thought.type == "reasoning"
+        assert thought.content is not None
+        assert thought.content[0].text == "hm"
+        assert response.output_text == "Well."
+        assert said.type == "message"
+        assert called.type == "function_call"
+        assert (called.name, called.arguments, called.status) == ("add", '{"a": 1}', "completed")
+        assert response.status == "completed"
+        assert response.usage is not None
+        assert response.usage.output_tokens_details.reasoning_tokens > 0
+    assert "response.reasoning_text.done" in kinds
+    assert "response.function_call_arguments.done" in kinds
 
 
 async def test_tokens_are_counted_without_running() -> None:

@@ -90,6 +90,8 @@ class MessageBuilder:
         reason = news.finish_reason or ""
         if reason == "stop" and isinstance(news.stop_reason, str):
             return StopDelta("stop_sequence", news.stop_reason)
+        if reason == "stop" and isinstance(self._blocks[-1], ToolUseContent):  # chat ends a call by name with stop
+            reason = "tool_calls"
         if reason == "length" and self._conversation.counter.completion_tokens < self._max_tokens:
             return StopDelta("model_context_window_exceeded", None)
         return StopDelta(STOP_REASONS.get(reason, reason), None)

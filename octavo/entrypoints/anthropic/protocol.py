@@ -118,6 +118,7 @@ class ThinkingConfig(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
     type: str
     budget_tokens: int | None = Field(None, ge=1)
+    display: str | None = None
 
 
 class OutputFormat(BaseModel):
@@ -182,6 +183,8 @@ def to_chat(request: CountTokensRequest) -> ChatRequest:
     }
     if request.thinking is not None and request.thinking.type == "disabled":
         fields["reasoning_effort"] = "none"
+    if request.thinking is not None and request.thinking.display == "omitted":
+        fields["include_reasoning"] = False
     if isinstance(request, MessagesRequest):
         fields |= {
             "max_completion_tokens": request.max_tokens,

@@ -14,9 +14,11 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
+from msgspec import UnsetType
+
 from octavo.entrypoints.openai.conversation import ChatEvent, Conversation
 from octavo.entrypoints.openai.logprobs import chat_logprobs
-from octavo.entrypoints.openai.parsers.base import Content, Delta, Reasoning, ToolCallDelta
+from octavo.entrypoints.openai.parsers.base import Content, Delta, ToolCallDelta
 from octavo.entrypoints.openai.responses.answers import (
     Event,
     IncompleteDetails,
@@ -49,7 +51,6 @@ class ResponseBuilder:
         self._open = False  # whether the last item is still growing
         self._call: int | None = None  # the index of the call that is open
         self._logprobs: list[Any] = []  # of tokens whose text is held back
-        self._reasoning_tokens = 0
         self._status = "in_progress"
         self._reason: str | None = None
         self._error: ResponseError | None = None
@@ -61,7 +62,7 @@ class ResponseBuilder:
 
     def feed(self, news: ChatEvent) -> Iterator[Event]:
         """The events of ``news``."""
-        self._note_tokens(news)
+        self._keep_logprobs(news)
         for delta in news.deltas:
             yield from self._grow(delta)
         if news.finish_reason is not None:
@@ -162,13 +163,8 @@ class ResponseBuilder:
 
     # ---- tokens
 
-    def _note_tokens(self, news: ChatEvent) -> None:
-        """Count what was thought, and keep the logprobs of what was said until its text goes out."""
-        thinking = self._open and isinstance(self._items[-1], OutputReasoning)
-        if news.deltas:
-            thinking = isinstance(news.deltas[-1], Reasoning)
-        if thinking:
-            self._reasoning_tokens += len(news.token_ids)
+    def _keep_logprobs(self, news: ChatEvent) -> None:
+        """Keep the logprobs of what is said until its text goes out."""
         if news.logprobs and (not news.deltas or any(isinstance(delta, Content) for delta in news.deltas)):
             top = self._conversation.request.top_logprobs or 0
             told = chat_logprobs(self._conversation.tokenizer, news.token_ids, news.logprobs, top)
@@ -176,11 +172,12 @@ class ResponseBuilder:
 
     def _usage(self) -> ResponseUsage:
         usage = self._conversation.counter.usage()
+        details = usage.completion_tokens_details
         return ResponseUsage(
             usage.prompt_tokens,
             InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
             usage.completion_tokens,
-            OutputTokensDetails(self._reasoning_tokens),
+            OutputTokensDetails(0 if isinstance(details, UnsetType) else details.reasoning_tokens),
             usage.total_tokens,
         )
 
