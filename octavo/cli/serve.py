@@ -62,6 +62,10 @@ def bind(config: ServerConfig) -> socket.socket:
         )[0]
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if config.slow_client_timeout and hasattr(socket, "TCP_USER_TIMEOUT"):
+            # accepted sockets inherit it: the kernel too gives up a client that takes nothing, or is gone
+            limit = min(int(1000 * config.slow_client_timeout), 2**31 - 1)
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit)
         listener.bind(address)
         listener.listen(2048)
     except OSError as error:
@@ -120,6 +124,7 @@ class Serving:
         """The HTTP server, not yet serving. Its imports take a third of a second: run it beside the engine's start."""
         import uvicorn
 
+        from octavo.entrypoints.http_protocol import timed_protocol
         from octavo.entrypoints.openai.app import build_app
 
         class Server(uvicorn.Server):
@@ -129,6 +134,7 @@ class Serving:
 
         config = uvicorn.Config(
             build_app(self.state, api_key=self.server_config.api_key),
+            http=timed_protocol(self.server_config.request_timeout, self.server_config.slow_client_timeout),
             log_config=None,
             log_level="warning",
             access_log=False,

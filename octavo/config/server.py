@@ -28,11 +28,16 @@ class ServerConfig:
         False, "end every stream with a usage chunk, as if stream_options.include_usage were set"
     )
 
+    request_timeout: float = option(60.0, "seconds in which a request's headers, then its body, must come (0: no end)")
+    slow_client_timeout: float = option(
+        60.0, "seconds after which a client that reads nothing of its answer is dropped (0: never)"
+    )
     strict: bool = option(False, "refuse requests with unknown fields, instead of naming these in a header")
 
     def __post_init__(self) -> None:
         _require(0 <= self.port <= 65535, "port", self.port, "0..65535")
-        _require(0 <= self.shutdown_timeout <= MAX_SECONDS, "shutdown_timeout", self.shutdown_timeout, "0..1e6")
+        for name in ("shutdown_timeout", "request_timeout", "slow_client_timeout"):
+            _require(0 <= getattr(self, name) <= MAX_SECONDS, name, getattr(self, name), f"0..{MAX_SECONDS:g}")
         key = self.api_key
         # the key itself stays out of the message
         _require(key is None or bool(re.fullmatch("[!-~]+", key)), "api_key", "***", "printable ASCII, and not empty")

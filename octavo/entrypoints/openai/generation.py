@@ -24,18 +24,21 @@ if TYPE_CHECKING:
 
 
 async def merge(streams: Sequence[AsyncIterator[Any]]) -> AsyncGenerator[tuple[int, Any], None]:
-    """(index of the stream, item) as they come. Closing it closes every stream; an exception in one ends all."""
-    queue: asyncio.Queue[tuple[int, Any, BaseException | None] | None] = asyncio.Queue()
+    """(index of the stream, item) as they come. Closing it closes every stream; an exception in one ends all.
+
+    At most one item of each stream waits here: whoever reads slowly leaves the rest where streams merge it.
+    """
+    queue: asyncio.Queue[tuple[int, Any, BaseException | None] | None] = asyncio.Queue(len(streams))
 
     async def pump(index: int, stream: AsyncIterator[Any]) -> None:
         error: BaseException | None = None
         try:
             async with aclosing(stream):  # type: ignore[type-var]
                 async for item in stream:
-                    queue.put_nowait((index, item, None))
+                    await queue.put((index, item, None))
         except Exception as caught:
             error = caught
-        queue.put_nowait((index, None, error) if error else None)
+        await queue.put((index, None, error) if error else None)
 
     tasks = [asyncio.ensure_future(pump(i, s)) for i, s in enumerate(streams)]
     try:

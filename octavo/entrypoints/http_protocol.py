@@ -1,0 +1,114 @@
+"""The HTTP connection with an end to its patience: for clients that send too slowly, and for those that do not read.
+
+    connection or first byte ── headers complete ── body complete        each within ``request_timeout``
+    a write that the client takes nothing of for ``slow_client_timeout``  ends the connection
+
+uvicorn's own protocol waits for ever in all of these. (Of headers, h11 takes 64 KiB.) Knows nothing of what is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, Literal
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+logger = logging.getLogger("octavo.server")
+
+
+def timed_protocol(request_timeout: float, slow_client_timeout: float) -> type[H11Protocol]:
+    """The protocol class with these limits in seconds; 0 is no limit."""
+    limits = {"request_timeout": request_timeout, "slow_client_timeout": slow_client_timeout}
+    return type("TimedProtocol", (TimedProtocol,), limits)
+
+
+class TimedProtocol(H11Protocol):
+    """See the module. Limits are those of the class."""
+
+    request_timeout = 0.0
+    slow_client_timeout = 0.0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._awaited: Literal["headers", "body"] | None = None
+        self._reading: asyncio.TimerHandle | None = None
+        self._writing: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await("headers")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._await(None)
+        self._stop_writing()
+        super().connection_lost(exc)
+
+    # ---- what comes in
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        state = self.conn.their_state
+        if state is h11.SEND_BODY:
+            self._await("body")
+        else:  # between two requests uvicorn's own timer runs
+            self._await("headers" if state is h11.IDLE and self.conn.trailing_data[0] else None)
+
+    def _await(self, what: Literal["headers", "body"] | None) -> None:
+        if what == self._awaited:
+            return
+        self._awaited = what
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+        if what is not None and self.request_timeout:
+            self._reading = self.loop.call_later(self.request_timeout, self._give_up)
+
+    def _give_up(self) -> None:
+        """Answer 408, if no answer has begun, and close the connection."""
+        if self.flow.read_paused:  # it is the route that has not read on
+            self._reading = self.loop.call_later(self.request_timeout, self._give_up)
+            return
+        message = f"the request's {self._awaited} did not arrive within {self.request_timeout:g} s"
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self.transport.is_closing():
+            headers = [("content-type", "text/plain; charset=utf-8"), ("connection", "close")]
+            head = h11.Response(status_code=408, headers=headers, reason="Request Timeout")
+            for event in (head, h11.Data(data=message.encode()), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    # ---- what goes out
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._expect_reader(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_writing()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if left := self.transport.get_write_buffer_size():
+            self._expect_reader(left)
+
+    def _expect_reader(self, size: int) -> None:
+        """Look again whether the client has taken anything of the ``size`` bytes that wait for it."""
+        self._stop_writing()
+        if self.slow_client_timeout:
+            self._writing = self.loop.call_later(self.slow_client_timeout, self._check_reader, size)
+
+    def _stop_writing(self) -> None:
+        if self._writing is not None:
+            self._writing.cancel()
+            self._writing = None
+
+    def _check_reader(self, before: int) -> None:
+        size = self.transport.get_write_buffer_size()
+        if 0 < size < before:
+            self._expect_reader(size)
+        elif size:
+            where = ":".join(map(str, self.client or ("a client",)))
+            logger.warning("%s has read nothing for %g s: closed", where, self.slow_client_timeout)
+            self.transport.abort()

@@ -1,0 +1,222 @@
+"""Clients that send too slowly, too much, or do not read: each is ended within its limits, and delays nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+import uvicorn
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope, Send
+
+from octavo.entrypoints.http_protocol import timed_protocol
+from octavo.entrypoints.openai.generation import merge
+from octavo.entrypoints.openai.routing import MAX_VALUES, check_number_of_values
+
+LIMIT = 0.3
+Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+
+
+class App:
+    """POST / answers with the number of bytes it got; GET / streams 64 KiB blocks until the client is gone."""
+
+    def __init__(self) -> None:
+        self.disconnects = 0
+        self.sent = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            if scope["method"] == "POST":
+                body = await Request(scope, receive).body()
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+                await send({"type": "http.response.body", "body": str(len(body)).encode()})
+                return
+        except ClientDisconnect:
+            self.disconnects += 1
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        gone = asyncio.ensure_future(self._until_gone(receive))
+        while not gone.done():
+            self.sent += 1
+            await send({"type": "http.response.body", "body": bytes(65536), "more_body": True})
+            await asyncio.sleep(0)
+        self.disconnects += 1
+
+    @staticmethod
+    async def _until_gone(receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+
+@pytest.fixture
+def app() -> App:
+    return App()
+
+
+@pytest_asyncio.fixture
+async def connect(app: App) -> AsyncIterator[Connect]:
+    """Connections to a server with short limits. At the end it has no connection left."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    config = uvicorn.Config(app, http=timed_protocol(LIMIT, LIMIT), log_config=None, lifespan="off")
+    server = uvicorn.Server(config)
+    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+
+    async def open_connection() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", port, limit=65536)
+
+    yield open_connection
+    async with asyncio.timeout(20):
+        while server.server_state.connections:
+            await asyncio.sleep(0.01)
+    server.should_exit = True
+    await serving
+
+
+async def test_a_connection_that_says_nothing(connect: Connect) -> None:
+    reader, writer = await connect()
+    assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
+    writer.close()
+
+
+@pytest.mark.parametrize("piece", [b"POST / HTTP/1.1\r\n", b"POST / HTTP/1.1\r\nHost: a\r\nX: "])
+async def test_headers_that_never_end(connect: Connect, piece: bytes) -> None:
+    """Each byte in time, all of them too late."""
+    reader, writer = await connect()
+    writer.write(piece)
+    answer = asyncio.create_task(reader.read())
+    while not answer.done():
+        with contextlib.suppress(ConnectionError):
+            writer.write(b"a")
+        await asyncio.sleep(LIMIT / 10)
+    assert b"408" in await answer
+    writer.close()
+
+
+async def test_headers_beyond_any_measure(connect: Connect) -> None:
+    reader, writer = await connect()
+    writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n" + b"X-A: " + b"a" * 200_000)
+    with contextlib.suppress(ConnectionError):
+        assert b"400" in await reader.read()
+    writer.close()
+
+
+async def test_a_body_that_never_ends(connect: Connect, app: App) -> None:
+    reader, writer = await connect()
+    writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10000\r\n\r\n")
+    answer = asyncio.create_task(reader.read())
+    while not answer.done():
+        with contextlib.suppress(ConnectionError):
+            writer.write(b"a")
+        await asyncio.sleep(LIMIT / 10)
+    assert b"body did not arrive" in await answer
+    writer.close()
+    while not app.disconnects:
+        await asyncio.sleep(0.01)
+
+
+async def test_requests_one_after_the_other_take_their_time(connect: Connect) -> None:
+    """The limits are those of each request, not of the connection; trailers are read over."""
+    reader, writer = await connect()
+    for _ in range(4):
+        head = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+        for piece in (head[:20], head[20:], b"3\r\nabc\r\n", b"0\r\nX-Trailer: 1\r\n\r\n"):
+            writer.write(piece)
+            await asyncio.sleep(LIMIT / 4)
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        assert (await reader.readuntil(b"0\r\n\r\n")) == b"1\r\n3\r\n0\r\n\r\n"
+        await asyncio.sleep(LIMIT * 1.5)
+    writer.close()
+
+
+async def test_a_client_that_does_not_read(connect: Connect, app: App) -> None:
+    """What waits for it is bounded; then it is dropped, and the work ends. Another client is served meanwhile."""
+    _, writer = await connect()
+    writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+    slow: Any = writer.transport
+    slow.pause_reading()
+    while not app.disconnects:
+        other_reader, other = await connect()
+        other.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nConnection: close\r\n\r\nab")
+        assert (await other_reader.read()).startswith(b"HTTP/1.1 200")
+        other.close()
+        await asyncio.sleep(0.01)
+    assert app.sent * 65536 < 64 << 20
+    writer.close()
+
+
+async def test_a_client_that_reads_slowly_is_let_be(connect: Connect, app: App) -> None:
+    reader, writer = await connect()
+    writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+    until = time.monotonic() + 4 * LIMIT
+    while time.monotonic() < until:
+        assert await reader.read(1 << 20)
+        await asyncio.sleep(LIMIT / 10)
+    assert app.disconnects == 0
+    writer.transport.abort()
+
+
+# ---- several streams in one answer
+
+
+async def test_streams_of_one_answer_wait_where_they_are_merged() -> None:
+    """A reader that stops after one item leaves all but a few of the others with their streams."""
+    produced = 0
+
+    async def stream() -> AsyncIterator[int]:
+        nonlocal produced
+        for number in range(1000):
+            produced += 1
+            yield number
+
+    merged = merge([stream(), stream(), stream()])
+    await anext(merged)
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert produced <= 10
+    rest = [item async for _, item in merged]
+    assert sorted([*rest, 0]) == sorted([*range(1000)] * 3)
+
+
+# ---- bodies of very many values
+
+
+@pytest.mark.parametrize("value", [b"[]", b"{}", b'""', b'[{"a":1}]'])
+def test_too_many_values_are_refused_before_they_are_made(value: bytes) -> None:
+    with pytest.raises(HTTPException) as refused:
+        check_number_of_values(b"[" + b",".join([value] * (MAX_VALUES + 1)) + b"]")
+    assert refused.value.status_code == 400
+    assert str(MAX_VALUES) in refused.value.detail
+
+
+def test_what_only_looks_like_many_values() -> None:
+    text = '{"[\\"[,' * 400_000
+    check_number_of_values(json.dumps({"prompt": text}).encode())
+    check_number_of_values(json.dumps({"prompt": [1] * 2_000_000}).encode())
+    check_number_of_values(b"[" + b",".join([b'"a"'] * (MAX_VALUES - 1)) + b"]")
+    check_number_of_values(b'"' + b'ab\\"[' * 1_000_000)  # cut off: no search may begin anew at each of its quotes
+
+
+async def test_the_route_says_so() -> None:
+    from octavo.entrypoints.openai.app import build_app
+    from octavo.entrypoints.state import ServerState
+    from tests.server.fake_engine import FakeEngine
+
+    state = ServerState("m")
+    state.engine = FakeEngine()  # type: ignore[assignment]
+    transport = httpx.ASGITransport(build_app(state))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        body = b'{"prompt":[' + b"[]," * 3_000_000 + b"[]]}"
+        answer = await client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert str(MAX_VALUES) in answer.json()["error"]["message"]
