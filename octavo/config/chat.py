@@ -26,7 +26,7 @@ class ChatConfig:
         "auto", "how tool calls are read: hermes, llama3_json, mistral, qwen3_coder, none; auto asks the template"
     )
     reasoning_parser: str = option(
-        "auto", "how reasoning is told from the answer: qwen3, deepseek_r1, none; auto asks the template"
+        "auto", "how reasoning is told from the answer: qwen3, deepseek_r1, mistral, none; auto asks the template"
     )
     enable_auto_tool_choice: bool = option(True, "accepted as vLLM's flag; tool_choice auto needs no flag here")
     exclude_tools_when_tool_choice_none: bool = option(

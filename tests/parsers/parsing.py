@@ -57,5 +57,6 @@ def run(parser: Parser, chunks: Sequence[str]) -> dict[str, Any]:
 PARSERS: dict[str, Callable[[], Parser]] = {
     **{n: (lambda n=n: tool_format(n).parser(TOOLS)) for n in ("hermes", "llama3_json", "mistral", "qwen3_coder")},
     "qwen3": lambda: reasoning_format("qwen3").parser(False),
+    "mistral thinking": lambda: reasoning_format("mistral").parser(False),
     "qwen3, opened": lambda: reasoning_format("qwen3").parser(True),
 }

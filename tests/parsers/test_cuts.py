@@ -13,7 +13,17 @@ from tests.parsers.parsing import PARSERS, pieces, run
 
 PIECES = [
     *("<tool_call>", "</tool_call>", "<function=get_weather>", "</function>", "<parameter=city>", "</parameter>"),
-    *("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<think>", "</think>", "<parameter=days>", "<function="),
+    *(
+        "[TOOL_CALLS]",
+        "[ARGS]",
+        "[CALL_ID]",
+        "<|python_tag|>",
+        "[/THINK]",
+        "<think>",
+        "</think>",
+        "<parameter=days>",
+        "<function=",
+    ),
     *(
         "{",
         "}",
@@ -85,7 +95,7 @@ words = st.text("GHJKLMNOPQRSTUVWXYZ ", min_size=1, max_size=5)
 def test_words_outside_of_calls_survive(name: str, parts: list[str]) -> None:
     """Capital letters beyond F are in no tag of these pieces: each comes out as content, thinking or arguments, in
     order, unless the text ended within a call that had begun."""
-    text = "".join(part for part in parts if part not in ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "😀"))
+    text = "".join(part for part in parts if part not in ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[/THINK]", "😀"))
     message = run(PARSERS[name](), [text])
     told = sorted(letters(message["reasoning"] + message["content"] + "".join(map(str, message["calls"]))))
     if not message["calls"]:

@@ -122,6 +122,7 @@ THOUGHTS = [
     ("qwen3", "<thin", "", "<thin"),
     ("qwen3, opened", "hm\n</think>\n\nYes.", "hm", "Yes."),
     ("qwen3, opened", "hm </thinking> hm", "hm </thinking> hm", ""),
+    ("mistral thinking", "[THINK]hm[/THINK]Yes.", "hm", "Yes."),
     ("qwen3, opened", "hm </thi", "hm </thi", ""),
 ]
 
@@ -173,7 +174,8 @@ def test_the_template_names_its_tool_parser(template: str, name: str | None) -> 
 
 
 @pytest.mark.parametrize(
-    ("template", "name"), [("<think>", "qwen3"), ("<｜Assistant｜><think>", "deepseek_r1"), ("x", None)]
+    ("template", "name"),
+    [("<think>", "qwen3"), ("<｜Assistant｜><think>", "deepseek_r1"), ("[THINK]", "mistral"), ("x", None)],
 )
 def test_the_template_names_its_reasoning_parser(template: str, name: str | None) -> None:
     assert reasoning_parser_for(template) == name

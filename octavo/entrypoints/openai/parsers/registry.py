@@ -19,6 +19,7 @@ TOOL_PARSERS = {
 }
 REASONING_PARSERS = {
     "deepseek_r1": f"{PACKAGE}.think:FORMAT",
+    "mistral": f"{PACKAGE}.think:MISTRAL",
     "qwen3": f"{PACKAGE}.think:FORMAT",
 }
 
@@ -65,6 +66,6 @@ def tool_parser_for(template: str) -> str | None:
 
 def reasoning_parser_for(template: str) -> str | None:
     """The name of the parser for a template that handles thinking; None where it does not."""
-    if "</think>" not in template and "<think>" not in template:
-        return None
-    return "deepseek_r1" if "<｜Assistant｜>" in template else "qwen3"
+    if "<think>" in template or "</think>" in template:
+        return "deepseek_r1" if "<｜Assistant｜>" in template else "qwen3"
+    return "mistral" if "[THINK]" in template else None

@@ -1,4 +1,4 @@
-"""``<think>...</think>`` before the answer: DeepSeek-R1, Qwen 3 and many others.
+"""Thinking in tags before the answer: ``<think>`` of DeepSeek-R1, Qwen 3 and many others, ``[THINK]`` of Mistral's.
 
 The opening tag may be the prompt's last word, as some chat templates have it; the text then begins within the thinking.
 """
@@ -9,21 +9,24 @@ from octavo.entrypoints.openai.parsers.base import Reasoning
 from octavo.entrypoints.openai.parsers.cursor import Cursor, Step
 from octavo.entrypoints.openai.parsers.reasoning_format import ReasoningFormat
 
-OPEN, CLOSE = "<think>", "</think>"
 
+def _between(opening: str, closing: str) -> ReasoningFormat:
+    """The format with these tags. White space at their inner and outer edges belongs to them."""
 
-def _grammar(cursor: Cursor, opened: bool) -> Step[None]:
-    """White space at the inner and outer edges of the tags belongs to them."""
-    if not opened:
-        cursor.hold()
-        opened = yield from cursor.accept_spaced(OPEN)
+    def grammar(cursor: Cursor, opened: bool) -> Step[None]:
         if not opened:
-            cursor.say(cursor.since())
-    if opened:
-        yield from cursor.space()
-        if (yield from cursor.until((CLOSE,), lambda text: cursor.say(text, Reasoning))):
+            cursor.hold()
+            opened = yield from cursor.accept_spaced(opening)
+            if not opened:
+                cursor.say(cursor.since())
+        if opened:
             yield from cursor.space()
-    yield from cursor.rest()
+            if (yield from cursor.until((closing,), lambda text: cursor.say(text, Reasoning))):
+                yield from cursor.space()
+        yield from cursor.rest()
+
+    return ReasoningFormat(open=opening, close=closing, grammar=grammar)
 
 
-FORMAT = ReasoningFormat(open=OPEN, close=CLOSE, grammar=_grammar)
+FORMAT = _between("<think>", "</think>")
+MISTRAL = _between("[THINK]", "[/THINK]")
