@@ -26,6 +26,7 @@ from octavo.config import (
     SamplingConfig,
     SchedulerConfig,
     ServerConfig,
+    StructuredOutputsConfig,
     SupervisorConfig,
 )
 from octavo.exceptions import ConfigError
@@ -37,6 +38,7 @@ SECTIONS: dict[str, type] = {
     "backend": BackendConfig,
     "sampling": SamplingConfig,
     "supervisor": SupervisorConfig,
+    "structured_outputs": StructuredOutputsConfig,
 }
 
 _SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]{1,2})?)\s*([kmgt]?)(i?b?)\s*", re.IGNORECASE)

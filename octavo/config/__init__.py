@@ -13,9 +13,10 @@ from octavo.config.engine import (
     ModelConfig,
     SamplingConfig,
     SchedulerConfig,
+    StructuredOutputsConfig,
     SupervisorConfig,
 )
 from octavo.config.server import ServerConfig
 
 __all__ = ["BackendConfig", "CacheConfig", "ChatConfig", "EngineConfig", "LogprobsMode", "ModelConfig"]
-__all__ += ["SamplingConfig", "SchedulerConfig", "ServerConfig", "SupervisorConfig"]
+__all__ += ["SamplingConfig", "SchedulerConfig", "ServerConfig", "StructuredOutputsConfig", "SupervisorConfig"]

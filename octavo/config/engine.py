@@ -180,6 +180,23 @@ class SupervisorConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StructuredOutputsConfig:
+    """What a constraint on the text may cost, and how JSON is written."""
+
+    grammar_timeout: float = option(5.0, "most seconds that the grammar of one request may take to compile")
+    max_grammar_bytes: int = option(128 << 10, "largest JSON schema, regex or grammar of a request", size=True)
+    disable_any_whitespace: bool = option(False, "constrained JSON has no optional white space")
+    disable_additional_properties: bool = option(
+        False, "JSON objects of a schema have only the properties that it lists"
+    )
+
+    def __post_init__(self) -> None:
+        _require(0.01 <= self.grammar_timeout <= 600, "grammar_timeout", self.grammar_timeout, "0.01..600 seconds")
+        size = self.max_grammar_bytes
+        _require(1 <= size <= 16 << 20, "max_grammar_bytes", size, "at most 16 MiB")
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """Everything one engine core needs. Paths and sizes left None are filled in by ``args.resolve``."""
 
@@ -189,3 +206,4 @@ class EngineConfig:
     backend: BackendConfig = field(default_factory=BackendConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     supervisor: SupervisorConfig = field(default_factory=SupervisorConfig)
+    structured_outputs: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)

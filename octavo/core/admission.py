@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from typing import Any, Protocol
 
 from octavo.core.request import Request
 from octavo.exceptions import ValidationError
@@ -53,8 +54,51 @@ class RequestLimits:
         return end if max_tokens is None else min(end, len(request.prompt_token_ids) + max_tokens)
 
 
+class Readiness(Protocol):
+    """What a request itself must have before it may start. One that lacks it is passed by those behind it."""
+
+    def is_ready(self, request: Request) -> bool:
+        """Asked again for each waiting request and step; may begin to fetch what is missing. Never raises."""
+        ...
+
+
+class AlwaysReady:
+    """Nothing is ever missing."""
+
+    def is_ready(self, request: Request) -> bool:
+        return True
+
+
+class GrammarReady:
+    """The request's grammar is compiled where it will be used. One that cannot be counts too: the worker says why."""
+
+    def __init__(self, prepare: Callable[[str], Future[Any]]) -> None:
+        """``prepare`` begins to compile a grammar, once however often it is asked; the future is done when it is."""
+        self._prepare = prepare
+        self._missing: Future[Any] | None = None
+
+    def is_ready(self, request: Request) -> bool:
+        grammar = request.source.grammar
+        if grammar is None:
+            return True
+        try:
+            future = self._prepare(grammar)
+        except Exception:
+            return True
+        if not future.done():
+            self._missing = future
+        return future.done()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for a grammar that was found missing since the last call, if there was one; False if not."""
+        missing, self._missing = self._missing, None
+        if missing is not None:
+            wait([missing], seconds)
+        return missing is not None
+
+
 class AdmissionRule(Protocol):
-    """A reason for a waiting request to wait longer. It must hold for a limited time only."""
+    """A reason for all waiting requests to wait longer. It must hold for a limited time only."""
 
     def admits(self, request: Request, running: Sequence[Request]) -> bool:
         """May ``request`` start in this step? Asked again for each request and step; changes nothing."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from octavo.core.request import Request
@@ -33,8 +33,8 @@ class Policy(Protocol):
         """A preempted request waits again."""
         ...
 
-    def peek(self) -> Request | None:
-        """The request to admit next; it stays in the queue."""
+    def peek(self, is_ready: Callable[[Request], bool]) -> Request | None:
+        """The request to admit next, the first that is ready; it stays in the queue, as do those passed over."""
         ...
 
     def remove(self, request: Request) -> None:
@@ -74,8 +74,8 @@ class FcfsPolicy:
         self._waiting[request.request_id] = request
         self._waiting.move_to_end(request.request_id, last=False)
 
-    def peek(self) -> Request | None:
-        return next(iter(self._waiting.values()), None)
+    def peek(self, is_ready: Callable[[Request], bool]) -> Request | None:
+        return next(filter(is_ready, self._waiting.values()), None)
 
     def remove(self, request: Request) -> None:
         del self._waiting[request.request_id]

@@ -205,8 +205,8 @@ class Request:
         params = self.sampling_params
         repeats = self._repetition.feed(token_id)
         may_stop = self.num_output_tokens >= params.min_tokens
-        if may_stop and token_id in self.source.eos_token_ids and not params.ignore_eos:
-            return FinishReason.STOP, None
+        if token_id in self.source.eos_token_ids and not params.ignore_eos and (may_stop or self.source.grammar):
+            return FinishReason.STOP, None  # where min_tokens excludes it, only the end of a grammar can have chosen it
         if may_stop and token_id in params.stop_token_ids:
             return FinishReason.STOP, token_id
         if len(self.token_ids) >= self.limit:

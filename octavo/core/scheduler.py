@@ -11,7 +11,14 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from octavo.config import CacheConfig, SchedulerConfig
-from octavo.core.admission import AdmissionRule, MaxNumSeqs, RequestLimits, max_tokens_that_fit
+from octavo.core.admission import (
+    AdmissionRule,
+    AlwaysReady,
+    MaxNumSeqs,
+    Readiness,
+    RequestLimits,
+    max_tokens_that_fit,
+)
 from octavo.core.family import Family, family_of
 from octavo.core.kv_cache.manager import KVCacheManager, Room
 from octavo.core.policy import POLICIES, Policy
@@ -46,6 +53,7 @@ class Scheduler:
         num_blocks: int,
         max_model_len: int,
         *,
+        readiness: Readiness | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``num_blocks`` includes the null block; ``clock`` gives seconds. Raises ConfigError if no block is usable."""
@@ -53,6 +61,7 @@ class Scheduler:
             raise ConfigError(f"num_blocks = {num_blocks}: must be at least 2 (one is the null block)")
         self._config = config
         self._clock = clock
+        self._readiness = readiness or AlwaysReady()
         self._kv = KVCacheManager(num_blocks, cache.block_size, enable_prefix_caching=cache.enable_prefix_caching)
         self._num_blocks = num_blocks
         self._policy: Policy = resolve(POLICIES[config.policy])()
@@ -114,7 +123,7 @@ class Scheduler:
                 self._drop(entry.request, error, step)
 
         while step.num_preempted == 0:
-            waiting = self._policy.peek()
+            waiting = self._policy.peek(self._readiness.is_ready)
             if waiting is None:
                 break
             try:

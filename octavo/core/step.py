@@ -107,6 +107,7 @@ def _new_request_data(entry: Scheduled) -> NewRequestData:
         sampling_params=request.sampling_params,
         sample_index=request.source.sample_index,
         eos_token_ids=request.source.eos_token_ids,
+        grammar=request.source.grammar,
         bad_words_token_ids=request.source.bad_words_token_ids,
         siblings=request.family.siblings(),
     )

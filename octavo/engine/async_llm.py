@@ -107,6 +107,15 @@ class AsyncLLM:
 
     # ---- requests
 
+    async def check_constraint(self, params: SamplingParams) -> None:
+        """Compile what constrains the text, off the event loop, so that :meth:`generate` finds it known.
+
+        Raises ValidationError naming the field if it makes no sense or costs too much, and RequestError.
+        """
+        constraint = params.structured_outputs
+        if constraint is not None and not self._input.grammars.known(constraint):
+            await asyncio.to_thread(self._input.grammars.check, constraint)
+
     def generate(
         self,
         prompt: str | list[int],
@@ -323,4 +332,5 @@ class AsyncLLM:
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks)
+        self._input.grammars.close()
         await self._client.shutdown()

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from octavo.config import EngineConfig
-from octavo.core.admission import max_tokens_that_fit
+from octavo.core.admission import GrammarReady, max_tokens_that_fit
 from octavo.core.scheduler import Scheduler
 from octavo.exceptions import ConfigError, EngineDeadError
 from octavo.executor.base import Executor
@@ -36,6 +36,7 @@ from octavo.messages import (
 
 logger = logging.getLogger(__name__)
 
+GRAMMAR_SECONDS = 0.002  # without other work, how long to wait for a grammar before looking for new requests
 MAX_FAILED_STEPS = 3  # in a row; more, and the fault is the engine's, not a request's
 
 
@@ -103,7 +104,8 @@ class EngineCore:
         max_model_len = self._fitting_model_len(config, num_blocks, memory)
         self._executor.initialize_kv_cache(num_blocks)
         clock.end()
-        self._scheduler = Scheduler(config.scheduler, config.cache, num_blocks, max_model_len)
+        self._grammars = GrammarReady(self._executor.prepare_grammar)
+        self._scheduler = Scheduler(config.scheduler, config.cache, num_blocks, max_model_len, readiness=self._grammars)
         self.info = EngineInfo(
             max_model_len=max_model_len,
             vocab_size=vocab_size,
@@ -179,6 +181,8 @@ class EngineCore:
             if not plan.num_scheduled_tokens and not plan.finished_request_ids:
                 if self._in_flight or self._pending or self._stats_due:
                     return  # nothing more until a step in flight ends
+                if self._grammars.wait(GRAMMAR_SECONDS):
+                    return  # whoever waits, waits for a grammar
                 raise EngineDeadError("the scheduler has requests but plans nothing for them")
             self._in_flight.append((plan, self._execute(plan)))
             if self._told != (counts := (self._scheduler.num_running, self._scheduler.num_waiting)):

@@ -14,6 +14,7 @@ from octavo.config import EngineConfig
 from octavo.core.admission import max_tokens_that_fit
 from octavo.exceptions import ValidationError
 from octavo.messages import EngineCoreRequest, EngineInfo, SamplingParams
+from octavo.structured_output.checker import GrammarChecker
 from octavo.tokenizer.base import Tokenizer
 
 MAX_CACHE_SALT = 1024  # characters
@@ -45,6 +46,7 @@ class InputProcessor:
         chunked, most = config.scheduler.enable_chunked_prefill, config.scheduler.step_tokens
         self._step_tokens = None if chunked else most
         self._counter = itertools.count()
+        self.grammars = GrammarChecker(config.structured_outputs, tokenizer, info.vocab_size)
 
     def process(
         self,
@@ -57,7 +59,8 @@ class InputProcessor:
     ) -> EngineCoreRequest:
         """The request, with an id that is unique in this engine, a seed, and ``max_tokens`` filled in.
 
-        Text is tokenised with special tokens. Raises ValidationError naming the field at fault.
+        Text is tokenised with special tokens. Raises ValidationError naming the field at fault. A constraint that was
+        not checked before (``grammars.check``, from any thread) is checked here, which may take seconds.
         """
         arrival_time = time.monotonic() if arrival_time is None else arrival_time
         if not isinstance(params, SamplingParams):
@@ -79,6 +82,8 @@ class InputProcessor:
         token_ids = self._token_ids(prompt)
         max_tokens = self._check_length(len(token_ids), params.max_tokens)
         bad_words = self._bad_words(params)
+        constraint = params.structured_outputs
+        grammar = None if constraint is None else self.grammars.check(constraint)
         number = next(self._counter)
         seed = derive_seed(self._seed, number) if params.seed is None else params.seed
         return EngineCoreRequest(
@@ -90,6 +95,7 @@ class InputProcessor:
             bad_words_token_ids=bad_words,
             priority=priority,
             cache_salt=cache_salt,
+            grammar=grammar,
         )
 
     def _complete(self, params: SamplingParams, max_tokens: int, seed: int) -> SamplingParams:
@@ -100,7 +106,11 @@ class InputProcessor:
                 value=params.min_tokens,
             )
         top_k = min(params.top_k, self._info.vocab_size)  # more is no more, and need not fit a machine word
-        return params.replace(max_tokens=max_tokens, seed=seed, top_k=top_k, extra_args=None)
+        params = params.replace(max_tokens=max_tokens, seed=seed, top_k=top_k, extra_args=None)
+        if params.structured_outputs is None:
+            return params
+        # it travels as a grammar, whose end is the request's
+        return params.replace(structured_outputs=None, ignore_eos=False)
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
         """Each word as token ids, as it begins a text and as it follows a space.

@@ -84,4 +84,5 @@ class LLMEngine:
 
     def shutdown(self) -> None:
         """Release the model; idempotent."""
+        self._input.grammars.close()
         self._client.shutdown()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Any, Protocol
 
 from octavo.messages import KVCacheSpec, ModelRunnerOutput, SchedulerOutput
 
@@ -25,6 +25,14 @@ class Executor(Protocol):
 
     def initialize_kv_cache(self, num_blocks: int) -> None:
         """Allocate ``num_blocks`` blocks (block 0 is the null block) and prepare the program."""
+        ...
+
+    def prepare_grammar(self, grammar: str) -> Future[Any]:
+        """Compile a grammar beside the steps, once however often it is asked for. Never waits.
+
+        When the future is done a request with this grammar can start; if it failed, that request will. Grammars not
+        asked for in a while are forgotten.
+        """
         ...
 
     def execute_model(self, plan: SchedulerOutput) -> Future[ModelRunnerOutput]:

@@ -44,6 +44,9 @@ class UniprocExecutor:
     def initialize_kv_cache(self, num_blocks: int) -> None:
         self._submit(lambda: self._worker.initialize_kv_cache(num_blocks)).result()
 
+    def prepare_grammar(self, grammar: str) -> Future[Any]:
+        return self._worker.prepare_grammar(grammar)  # not on the worker thread, which may be in a long step
+
     def execute_model(self, plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
         return self._submit(lambda: self._worker.execute_model(plan))
 
@@ -55,6 +58,7 @@ class UniprocExecutor:
         """Run what was submitted before, then end the thread; idempotent."""
         if not self._closed:
             self._closed = True
+            self._tasks.put((Future(), lambda: self._worker.close()))
             self._tasks.put(None)
         self._thread.join()
 

@@ -32,6 +32,7 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     sample_index: int = 0  # which of the n samples of one user request this is; part of the random key
     cache_salt: str | None = None
+    grammar: str | None = None  # that the output must follow, as the checker of structured_output wrote it
 
     def samples(self) -> list[EngineCoreRequest]:
         """The ``n`` sequences asked for, by sample index. Prompt logprobs are wanted of the first one only.

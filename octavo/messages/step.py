@@ -27,6 +27,7 @@ class NewRequestData(msgspec.Struct, frozen=True, kw_only=True):
     sampling_params: SamplingParams
     sample_index: int = 0
     eos_token_ids: list[int] = []
+    grammar: str | None = None
     bad_words_token_ids: list[list[int]] = []
     siblings: dict[str, int] = {}  # see SchedulerOutput
 

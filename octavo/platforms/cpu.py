@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
+import threading
 from pathlib import Path
 
 ROOT = Path("/")
@@ -114,3 +116,9 @@ def release_free_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def lower_thread_priority(by: int = 10) -> None:
+    """Let the calling thread run when others do not want the core. Where threads have no priority, nothing happens."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), by)

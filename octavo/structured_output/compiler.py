@@ -15,6 +15,12 @@ from octavo.exceptions import OctavoError
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
+# llguidance's advice is to set options that requests do not have
+REWORDED = {
+    "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf": (
+        "oneOf is enforced only where its options cannot both hold, which does not show here; write anyOf"
+    ),
+}
 LONGEST_MESSAGE = 400  # characters
 
 
@@ -27,6 +33,9 @@ def explain(message: str) -> str:
     if message.startswith("panic"):
         return "the grammar is too large"
     message = re.split(r"<(?:backtrace|non-verbose|state)/?>", message)[0]
+    message = re.sub(r"^at (\d+)\(\d+\): ", r"line \1: ", message)
+    for theirs, ours in REWORDED.items():
+        message = message.replace(theirs, ours)
     lines = [line for line in message.splitlines() if not re.match(r"\s*(?:\d+ \||\^)", line)]
     text = " ".join(" ".join(lines).split())
     return text if len(text) <= LONGEST_MESSAGE else text[:LONGEST_MESSAGE] + "..."

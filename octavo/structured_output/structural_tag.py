@@ -71,7 +71,7 @@ def quote(text: str) -> str:
 def regex_literal(regex: str) -> str:
     """A regular expression between Lark's slashes."""
     escaped = re.sub(r"\\.|/|\n", lambda m: {"/": r"\/", "\n": r"\n"}.get(m[0], m[0]), regex, flags=re.DOTALL)
-    return f"/(?:{escaped})/"
+    return f"/{escaped or '(?:)'}/"  # two slashes are a comment
 
 
 class TagWriter:

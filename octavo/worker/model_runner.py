@@ -13,18 +13,33 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from octavo.backends.base import FloatArray, Limits, RowSampler, Runnable, SampledRows, SampleRows
+from octavo.backends.base import (
+    NOT_FINITE,
+    NOTHING_ALLOWED,
+    BitArray,
+    FloatArray,
+    Limits,
+    RowSampler,
+    Runnable,
+    SampledRows,
+    SampleRows,
+)
 from octavo.config import LogprobsMode
 from octavo.exceptions import RequestError
 from octavo.messages import CachedRequestData, ModelRunnerOutput, RequestFault, SchedulerOutput, TokenLogprobs
+from octavo.structured_output.bank import GrammarBank
 from octavo.worker.block_tables import BlockTables
 from octavo.worker.input_batch import Chunks, InputBatch, PromptSpan, build_input_batch, split_passes
 from octavo.worker.request_states import RequestStates
-from octavo.worker.sample.rows import sample_rows
+from octavo.worker.sample.constraints import Constraints
+from octavo.worker.sample.rows import masked, sample_rows
 from octavo.worker.siblings import sibling_rows
 
 PREPARING = "preparing its input"
-NOT_FINITE = "the model returned NaN or infinite logits"
+NO_TOKEN = {
+    NOT_FINITE: "the model returned NaN or infinite logits",
+    NOTHING_ALLOWED: "no token is left: the request excludes all that the grammar of structured_outputs allows",
+}
 
 
 class Drawn(NamedTuple):
@@ -32,6 +47,7 @@ class Drawn(NamedTuple):
 
     logits: FloatArray
     adjusted: FloatArray | None
+    masks: BitArray | None
     sampled: SampledRows
     rows: SampleRows
 
@@ -47,6 +63,7 @@ class ModelRunner:
         vocab_size: int,
         max_model_len: int,
         logprobs_mode: LogprobsMode = "raw_logprobs",
+        grammars: GrammarBank | None = None,
     ) -> None:
         self._runnable = runnable
         self._logprobs_mode: LogprobsMode = logprobs_mode
@@ -56,6 +73,7 @@ class ModelRunner:
         )  # rows for processors to change; kept, for new pages cost
         self._max_prompt_rows = limits.max_rows - limits.max_seqs
         self._states = RequestStates(limits.max_seqs, max_model_len, vocab_size)
+        self._constraints = Constraints(grammars)
         self._tables = BlockTables(limits.max_seqs, limits.max_blocks_per_seq, limits.block_size)
         # Requests that failed here and that the scheduler has not yet told us to forget: plans in flight may still
         # name them. They are left out of the batch and their error is told again.
@@ -84,6 +102,7 @@ class ModelRunner:
         """Bring the states up to date; the requests to compute and their chunks, in the plan's order."""
         for request_id in plan.finished_request_ids:
             self._states.remove(request_id)
+            self._constraints.remove(request_id)
             self._failed.pop(request_id, None)
         computed: dict[str, int] = {}
         for new in plan.new_requests:
@@ -91,6 +110,7 @@ class ModelRunner:
             try:
                 row = self._states.add(new)
                 self._tables.assign(row, new.block_ids)
+                self._constraints.add(new)
             except Exception as error:
                 self._failed[new.request_id] = RequestFault.of(error, PREPARING)
         for cached in plan.cached_requests:
@@ -140,19 +160,23 @@ class ModelRunner:
         adjusted = None
         if states.has_processors[batch.sampled_rows].any():
             adjusted = self._adjust(batch, logits, rows, id_of_row, output)
+        masks = None
+        if self._constraints:
+            ids = [id_of_row[row] for row in batch.sampled_rows.tolist()]
+            masks = self._constraints.masks(ids, rows, lambda name, error: self._fail(name, error, output))
         num_sampled = rows.size
         siblings = sibling_rows(states, batch.sampled_rows, rows)
         if batch.prompt_spans or siblings.ids:
             rows = np.concatenate([rows, *(self._prompt_rows(span) for span in batch.prompt_spans), siblings.rows])
         if self._sampler is not None:
-            sampled = self._sampler.sample(rows, adjusted, None)
+            sampled = self._sampler.sample(rows, adjusted, masks)
         else:
-            sampled = sample_rows(logits, rows, adjusted, None)
+            sampled = sample_rows(logits, rows, adjusted, masks)
         first = num_sampled
         for span in batch.prompt_spans:
             self._take_prompt_logprobs(span, logits, sampled, rows, first, id_of_row[span.row], output)
             first += span.count
-        drawn = Drawn(logits, adjusted, sampled, rows)
+        drawn = Drawn(logits, adjusted, masks, sampled, rows)
         self._take_tokens(batch.sampled_rows, drawn, id_of_row, output)
         for i, (sibling_id, leader) in enumerate(siblings.ids, first):
             if id_of_row[leader] not in self._failed:
@@ -198,8 +222,12 @@ class ModelRunner:
             request_id = id_of_row[row]
             if request_id in self._failed:
                 continue
-            if token_id < 0:
-                self._fail(request_id, RequestError(NOT_FINITE), output)
+            try:
+                if token_id < 0:
+                    raise RequestError(NO_TOKEN[token_id])
+                self._constraints.take(request_id, token_id)
+            except Exception as error:
+                self._fail(request_id, error, output)
                 continue
             kept.append(i)
             self._report(request_id, row, i, drawn, output)
@@ -207,7 +235,7 @@ class ModelRunner:
 
     def _report(self, name: str, row: int, i: int, drawn: Drawn, output: ModelRunnerOutput) -> None:
         """Result ``i``, of the logits of state row ``row``, is the next token of the request ``name``."""
-        logits, adjusted, sampled, rows = drawn
+        logits, adjusted, masks, sampled, rows = drawn
         token_id = int(sampled.token_ids[i])
         output.sampled_token_ids[name] = [token_id]
         if sampled.logprobs.shape[1] == 0 or (k := int(rows["num_logprobs"][i])) < 0:
@@ -219,6 +247,8 @@ class ModelRunner:
         else:
             raw, place = logits[rows["logit_row"][i]], int(rows["adjusted_row"][i])
             changed = raw if adjusted is None or place < 0 else adjusted[place]
+            if masks is not None and (mask := int(rows["mask_row"][i])) >= 0:
+                changed = masked(changed, masks[mask])
             entry = sampler.logprobs(self._logprobs_mode, raw, changed, token_id)
         output.logprobs[name] = [entry]
 
@@ -250,7 +280,7 @@ class ModelRunner:
         if request_id in self._failed:
             return
         if (sampled.token_ids[first : first + span.count] < 0).any():
-            self._fail(request_id, RequestError(NOT_FINITE), output)
+            self._fail(request_id, RequestError(NO_TOKEN[NOT_FINITE]), output)
             return
         sampler, results = self._states.samplers[span.row], range(first, first + span.count)
         assert sampler is not None

@@ -6,6 +6,9 @@ queues, scheduling or text.
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+from typing import Any
+
 from octavo.backends.base import Limits
 from octavo.backends.registry import make_backend
 from octavo.config import EngineConfig
@@ -14,6 +17,8 @@ from octavo.messages import KVCacheSpec, ModelRunnerOutput, SchedulerOutput
 from octavo.model_loader import LoadedModel, load_model
 from octavo.platforms.cpu import available_memory, release_free_memory
 from octavo.program import Program
+from octavo.structured_output.bank import GrammarBank
+from octavo.tokenizer import load_tokenizer
 from octavo.worker.model_runner import ModelRunner
 
 # Rows of logits that a pass may hold for prompt logprobs, besides one per sequence: this many, and this many bytes.
@@ -51,6 +56,7 @@ class Worker:
         self._loaded: LoadedModel | None = None
         self._program: Program | None = None
         self._runner: ModelRunner | None = None
+        self._grammars: GrammarBank | None = None
         self._facts = {"kernels": self._backend.describe()}
 
     def load_model(self) -> None:
@@ -97,15 +103,24 @@ class Worker:
         program, weights = self._loaded.program, self._loaded.weights
         runnable = self._backend.prepare(program, weights, limits)
         self._facts["packed weights"] = f"{runnable.weight_bytes / 2**20:.0f} MiB, {runnable.weight_origin}"
+        path = self._config.model.model
+        self._grammars = GrammarBank(lambda: load_tokenizer(path), program.vocab_size)
         self._runner = ModelRunner(
             runnable,
             limits,
             vocab_size=program.vocab_size,
             max_model_len=self._max_model_len(),
             logprobs_mode=self._config.sampling.logprobs_mode,
+            grammars=self._grammars,
         )
         self._loaded = None
         release_free_memory()
+
+    def prepare_grammar(self, grammar: str) -> Future[Any]:
+        """See ``Executor.prepare_grammar``; from any thread, after initialize_kv_cache."""
+        if self._grammars is None:
+            raise RuntimeError("initialize_kv_cache comes first")
+        return self._grammars.prepare(grammar)
 
     def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step. An exception means that every request of the plan failed; the worker can go on.
@@ -115,6 +130,11 @@ class Worker:
         if self._runner is None:
             raise RuntimeError("initialize_kv_cache comes first")
         return self._runner.execute(plan)
+
+    def close(self) -> None:
+        """Nothing is asked for any more."""
+        if self._grammars is not None:
+            self._grammars.close()
 
     def describe(self) -> dict[str, str]:
         """Facts for the start-up screen: kernels, weights, packed weights."""

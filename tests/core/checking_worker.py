@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from octavo.config import CacheConfig, SchedulerConfig
@@ -244,8 +244,8 @@ class CheckingWorker:
 class ByPriority(FcfsPolicy):
     """Ranks by (priority, arrival) but serves in order of admission: a victim may already be in the step's plan."""
 
-    def peek(self) -> Request | None:
-        return min(self, key=_rank, default=None)
+    def peek(self, is_ready: Callable[[Request], bool]) -> Request | None:
+        return min(filter(is_ready, self), key=_rank, default=None)
 
     def victim(self, running: Sequence[Request]) -> Request:
         return max(running, key=_rank)

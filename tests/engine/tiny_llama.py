@@ -17,6 +17,7 @@ from octavo.config import (
     ModelConfig,
     SamplingConfig,
     SchedulerConfig,
+    StructuredOutputsConfig,
     SupervisorConfig,
 )
 
@@ -96,6 +97,7 @@ def make_config(model: str, *, kv_tokens: int = 2048, **changes: Any) -> EngineC
         "backend": {"backend": "reference"},
         "sampling": {},
         "supervisor": {},
+        "structured_outputs": {},
     }
     classes = {
         "model": ModelConfig,
@@ -104,6 +106,7 @@ def make_config(model: str, *, kv_tokens: int = 2048, **changes: Any) -> EngineC
         "backend": BackendConfig,
         "sampling": SamplingConfig,
         "supervisor": SupervisorConfig,
+        "structured_outputs": StructuredOutputsConfig,
     }
     for name, value in changes.items():
         section = next(s for s, c in classes.items() if name in c.__dataclass_fields__)

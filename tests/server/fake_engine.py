@@ -87,6 +87,9 @@ class FakeEngine:
         self.seen.append(sampling_params)
         return self._run(prompt, sampling_params, request_id)
 
+    async def check_constraint(self, sampling_params: SamplingParams) -> None:
+        """Nothing is ever constrained here."""
+
     @property
     def num_running(self) -> int:
         return self.running

@@ -89,7 +89,7 @@ async def prepare(state: ServerState, engine: AsyncLLM, body: CompletionRequest)
             )
         )
     identity = response_id("cmpl-", body)
-    return CompletionAnswer(Generation(state, body, prompts, params, response_id=identity), body)
+    return CompletionAnswer(await Generation.begin(state, body, prompts, params, response_id=identity), body)
 
 
 def _prompt_logprobs(body: CompletionRequest) -> int | None:

@@ -244,7 +244,7 @@ async def prepare(
             prompt_logprobs=request.prompt_logprobs,
         )
         params = _for_reading(params, request, setup, prompt)
-        generation = Generation(state, request, [token_ids], [params], response_id=identity)
+        generation = await Generation.begin(state, request, [token_ids], [params], response_id=identity)
     role = request.messages[-1].role if request.continue_final_message else state.chat_config.response_role
     return Conversation(generation, request, prompt.text, reader_for(request, setup, prompt), role)
 

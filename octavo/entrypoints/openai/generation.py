@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import UNSET, UnsetType
 
 from octavo.entrypoints.openai.answers import CompletionTokensDetails, PromptTokensDetails, RequestTimes, Usage
+from octavo.entrypoints.openai.constraints import named_by
 from octavo.entrypoints.openai.protocol import GenerationRequest
 from octavo.entrypoints.request_ids import current_request_id
 from octavo.entrypoints.state import ServerState
@@ -130,6 +131,21 @@ class Generation:
             )
             for prompt, one in zip(prompts, params, strict=True)
         ]
+
+    @classmethod
+    async def begin(
+        cls,
+        state: ServerState,
+        request: GenerationRequest,
+        prompts: list[list[int]],
+        params: list[SamplingParams],
+        *,
+        response_id: str,
+    ) -> Generation:
+        """The generation, once what constrains its text has been compiled, which never holds up the event loop."""
+        with named_by(request):
+            await state.ready_engine().check_constraint(params[0])  # all prompts of a request share it
+            return cls(state, request, prompts, params, response_id=response_id)
 
     async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """(prompt index, output) as they come; closing it aborts what still runs. Raises RequestError if one fails."""

@@ -16,14 +16,16 @@ from octavo.entrypoints.openai.bounded import Biases, Documents, Messages, Parts
 from octavo.entrypoints.openai.tools import ChatTools, PastToolCalls, ToolChoice
 from octavo.exceptions import ValidationError
 
+# older names of vLLM's for what is in structured_outputs
+GUIDED = ("guided_choice", "guided_grammar", "guided_json", "guided_json_object", "guided_regex")
+
 # field -> values that change nothing (None always does not)
 REFUSED: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(GUIDED, ()),
     "best_of": (1,),
     "ec_transfer_params": (),
     "kv_transfer_params": (),
     "logits_processors": ([],),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
     "use_beam_search": (False,),
 }
 REFUSED_IN_COMPLETIONS: dict[str, tuple[Any, ...]] = {"prompt_embeds": (), "suffix": ("",)}
@@ -39,6 +41,7 @@ REFUSED_IN_CHAT: dict[str, tuple[Any, ...]] = {
 }
 # what to do instead
 ADVICE = {
+    **dict.fromkeys(GUIDED, "it is a field of structured_outputs"),
     "best_of": "ask for n samples and choose among them",
     "suffix": "put the text before and after the gap into the prompt, with the model's own fill-in-the-middle tokens",
     "use_beam_search": "ask for n samples instead",
@@ -90,6 +93,8 @@ class GenerationRequest(BaseModel):
     skip_reading_prefix_cache: bool | None = None
     length_penalty: float | None = None  # of beam search, which is refused
     vllm_xargs: dict[str, Any] | None = None  # SamplingParams.extra_args
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
     truncate_prompt_tokens: int | None = Field(None, ge=-1)
     truncation_side: Literal["left", "right"] | None = "left"
     return_tokens_as_token_ids: bool | None = None

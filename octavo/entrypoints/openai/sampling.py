@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from octavo.entrypoints.openai.constraints import constraint
 from octavo.entrypoints.openai.protocol import GenerationRequest
 from octavo.messages import RequestOutputKind, SamplingParams
 
@@ -40,5 +41,6 @@ def sampling_params(
         logprobs=None if request.logprob_token_ids and logprobs == 0 else logprobs,
         prompt_logprobs=prompt_logprobs,
         extra_args=request.vllm_xargs,
+        structured_outputs=constraint(request),
         output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
     )

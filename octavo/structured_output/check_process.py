@@ -1,0 +1,122 @@
+"""The checker's process: reads constraints, answers with their grammars. May be killed, or crash, at any time.
+
+llguidance overflows the stack on some grammars and works for minutes on others; here that harms nobody. The process
+has a low priority, a bounded memory and a small stack; it ends when its standard input does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import resource
+import signal
+import sys
+import threading
+from typing import BinaryIO
+
+import msgspec
+
+from octavo.exceptions import OctavoError, ValidationError
+from octavo.messages import StructuredOutputsParams
+from octavo.structured_output.compiler import compile_grammar
+from octavo.structured_output.ebnf import is_ebnf
+from octavo.structured_output.translate import refuse, translate
+from octavo.structured_output.vocabulary import byte_vocabulary
+
+STACK_BYTES = 4 << 20
+DATA_BYTES = 384 << 20
+NICE = 10
+LENGTH_BYTES = 4
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """What the process needs to know of the model, and when to give up should nobody kill it."""
+
+    special: dict[str, int]
+    eos_token_ids: list[int]
+    vocab_size: int
+    timeout: float  # seconds
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """The grammar, or what is wrong with which field."""
+
+    grammar: str | None = None
+    message: str = ""
+    parameter: str | None = None
+
+
+def read_frame(stream: BinaryIO) -> bytes | None:
+    """The next message, None at the end."""
+    head = stream.read(LENGTH_BYTES)
+    if len(head) < LENGTH_BYTES:
+        return None
+    size = int.from_bytes(head, "little")
+    data = stream.read(size)
+    return data if len(data) == size else None
+
+
+def frame(data: bytes) -> bytes:
+    return len(data).to_bytes(LENGTH_BYTES, "little") + data
+
+
+class _Judge:
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._vocabulary = byte_vocabulary(setup.special, setup.eos_token_ids, setup.vocab_size)
+
+    def verdict(self, params: StructuredOutputsParams) -> Verdict:
+        try:
+            grammar = translate(params, self._setup.special)
+            try:
+                matcher = compile_grammar(self._vocabulary, grammar)
+                matcher.compute_bitmask()  # some grammars show only now that they allow no text
+                if matcher.is_error():
+                    raise refuse(params, "no text can satisfy it, or it takes too much work to find one")
+            except ValidationError:
+                raise
+            except OctavoError as error:
+                raise refuse(params, _plain(params, str(error))) from None
+            return Verdict(grammar=grammar)
+        except ValidationError as error:
+            return Verdict(message=str(error), parameter=error.parameter)
+
+
+def _plain(params: StructuredOutputsParams, message: str) -> str:
+    """Lines are those of the grammar that was sent, or none."""
+    is_lark = params.grammar is not None and not is_ebnf(params.grammar)
+    plain = message if is_lark else re.sub(r"^line \d+: ", "", message)
+    return plain.replace("failed to compile JSON schema: ", "")
+
+
+def serve(commands: BinaryIO, answers: BinaryIO) -> None:
+    """Answer until ``commands`` ends."""
+    first = read_frame(commands)
+    if first is None:
+        return
+    setup = msgspec.msgpack.decode(first, type=Setup)
+    judge = _Judge(setup)
+    decoder = msgspec.msgpack.Decoder(StructuredOutputsParams)
+    while (data := read_frame(commands)) is not None:
+        signal.setitimer(signal.ITIMER_REAL, 2 * setup.timeout + 1)  # ends the process
+        answers.write(frame(msgspec.msgpack.encode(judge.verdict(decoder.decode(data)))))
+        answers.flush()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def main() -> None:
+    """Entry point. The signal of the timer is left to its default, which needs no cooperation."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_DATA, (DATA_BYTES, DATA_BYTES))
+    with contextlib.suppress(OSError):
+        os.nice(NICE)
+    threading.stack_size(STACK_BYTES)
+    thread = threading.Thread(target=serve, args=(sys.stdin.buffer, sys.stdout.buffer))
+    thread.start()
+    thread.join()
+
+
+if __name__ == "__main__":
+    main()
