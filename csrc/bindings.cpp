@@ -185,24 +185,18 @@ void bind_program(nb::module_& m) {
       .def("add_write_kv", &Program::add_write_kv, "layer"_a, "k"_a, "v"_a)
       .def("add_linear_prepare", &Program::add_linear_prepare, "linear"_a, "x"_a, "scratch"_a, "per_token"_a)
       .def("add_linear",
-           [](Program& p, int64_t linear, Place x, Place out, std::optional<Place> residual, int64_t scratch,
-              bool per_token) { p.add_linear(linear, x, out, residual ? &*residual : nullptr, scratch, per_token); },
-           "linear"_a, "x"_a, "out"_a, "residual"_a.none(), "scratch"_a, "per_token"_a)
+           [](Program& p, int64_t linear, Place x, Place out, std::optional<Place> residual,
+              std::optional<Place> maxima, int64_t scratch, bool per_token) {
+             p.add_linear(linear, x, out, residual ? &*residual : nullptr, maxima ? &*maxima : nullptr, scratch,
+                          per_token);
+           },
+           "linear"_a, "x"_a, "out"_a, "residual"_a.none(), "maxima"_a.none(), "scratch"_a, "per_token"_a)
       .def("add_attention", &Program::add_attention, "layer"_a, "q"_a, "out"_a, "scale"_a,
            "window"_a.none())
       .def("set_logits", &Program::set_logits, "logits"_a)
       .def("run", &run_step, "token_ids"_a, "positions"_a, "slot_mapping"_a, "query_start_loc"_a, "seq_lens"_a,
            "block_tables"_a, "logit_rows"_a, "One step; ValueError when it does not fit the limits.")
       .def("logits", &logits, "The last step's logits [rows, vocab_size], a view.")
-      .def("argmax",
-           [](Program& p) {
-             std::vector<int32_t> best(p.rows());
-             {
-               const nb::gil_scoped_release release;
-               p.argmax(best.data());
-             }
-             return best;
-           })
       .def("copy_blocks", &Program::copy_blocks, "pairs"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("measure", &Program::measure, "on"_a)
       .def("measurements", &Program::measurements)

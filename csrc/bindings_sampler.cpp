@@ -70,7 +70,8 @@ void bind_sampler(nb::module_& module) {
            [](Sampler& self, const Program& program, const std::optional<Logits>& adjusted, const std::optional<Bits>& masks,
               const Bytes& rows, const Ids& token_ids, const Ids& ranks, const IdRows& logprob_ids,
               const Doubles& logprobs) {
-             const Rows logits = {program.logits(), program.rows(), program.vocab_size()};
+             const View maxima = program.logit_maxima();
+             const Rows logits = {program.logits(), program.rows(), program.vocab_size(), maxima.data, maxima.stride};
              sample(self, logits, adjusted, masks, rows, token_ids, ranks, logprob_ids, logprobs);
            },
            "program"_a, "adjusted"_a.none(), "masks"_a.none(), "rows"_a, "token_ids"_a, "ranks"_a, "logprob_ids"_a, "logprobs"_a,

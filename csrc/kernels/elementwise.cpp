@@ -83,21 +83,6 @@ static void rope(const float* x, int64_t heads, int64_t head_dim, int64_t pairs,
   }
 }
 
-static int64_t argmax(const float* x, int64_t n) {
-  f32x16 best = splat(-INFINITY);
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    const f32x16 v = load(x + i);
-    best = v > best ? v : best;
-  }
-  float top = greatest(best);
-  for (int64_t j = i; j < n; j++) top = x[j] > top ? x[j] : top;
-  for (int64_t j = 0; j < n; j++) {
-    if (x[j] == top) return j;
-  }
-  return 0;
-}
-
-const ElementwiseKernels kElementwiseKernels = {rms_norm, add, silu_mul, rope, argmax};
+const ElementwiseKernels kElementwiseKernels = {rms_norm, add, silu_mul, rope};
 
 }  // namespace octavo::OCTAVO_ISA

@@ -1,10 +1,13 @@
 // Linear layers: the loops over parts, panels and row tiles, and the epilogue. Formats and instruction sets are known
 // to the tiles (linear_tiles_*.inl) alone.
 
+#include <math.h>
+
 #include "kernels/exports.h"
 #include "kernels/linear.h"
 #include "kernels/linear_tiles.h"
 #include "kernels/simd.h"
+#include "octavo/maxima.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
@@ -42,30 +45,48 @@ void prepare(const LinearCall& call, int64_t first, int64_t last) {
   }
 }
 
-// y = sums * scale of the row (or 1) + bias + residual, in this order, for outputs first_n .. first_n + n - 1 of a row.
-OCTAVO_INLINE void finish_lanes(const float* sums, const float* scale, const float* bias, const float* residual,
-                                float* y, int64_t n) {
-  f32x16 v = load_lanes(sums, n);
-  if (scale != nullptr) v *= *scale;
-  if (bias != nullptr) v += load_lanes(bias, n);
-  if (residual != nullptr) v += load_lanes(residual, n);
-  store_lanes(y, v, n);
-}
+// What becomes of the sums of a tile: y = sums * scale of the row (or 1) + bias + residual, in this order, for `valid`
+// outputs from first_n on, and the maxima of LinearCall. y may be the residual.
+struct TileEnd {
+  const LinearCall& call;
+  int64_t first_row, rows, first_n, valid;
+  const float* scales;  // of the rows, or null
 
-// The same for `valid` outputs of a tile from first_n on. y may be the residual.
-void finish_tile(const LinearCall& call, int64_t first_row, int64_t rows, int64_t first_n, int64_t valid,
-                 const float* scales, const float* sums) {
-  const float* bias = call.linear->bias != nullptr ? call.linear->bias + first_n : nullptr;
-  for (int64_t r = 0; r < rows; ++r, sums += kPanelOutputs) {
-    const float* scale = scales != nullptr ? scales + r : nullptr;
-    const float* residual = call.residual != nullptr ? call.residual + (first_row + r) * call.ldr + first_n : nullptr;
-    float* y = call.y + (first_row + r) * call.ldy + first_n;
-    for (int64_t i = 0; i < valid; i += kLanes) {
-      finish_lanes(sums + i, scale, bias != nullptr ? bias + i : nullptr, residual != nullptr ? residual + i : nullptr,
-                   y + i, min_of(valid - i, kLanes));
+  void write(const float* sums) const { valid == kPanelOutputs ? write<true>(sums) : write<false>(sums); }
+
+ private:
+  template <bool Whole>  // of kPanelOutputs
+  void write(const float* sums) const {
+    const float* bias = call.linear->bias + first_n;
+    const float* residual = call.residual + first_row * call.ldr + first_n;
+    float* y = call.y + first_row * call.ldy + first_n;
+    for (int64_t r = 0; r < rows; ++r, sums += kPanelOutputs, residual += call.ldr, y += call.ldy) {
+      f32x16 v[2] = {};
+#pragma GCC unroll 2
+      for (int64_t i = 0; i < 2; ++i) {
+        const int64_t n = Whole ? kLanes : valid - i * kLanes, first = i * kLanes;
+        if (!Whole && n <= 0) break;
+        v[i] = load(sums + first);
+        if (scales != nullptr) v[i] *= scales[r];
+        if (call.linear->bias != nullptr) v[i] += load_lanes(bias + first, n);
+        if (call.residual != nullptr) v[i] += load_lanes(residual + first, n);
+        store_lanes(y + first, v[i], n);
+      }
+      if (call.maxima != nullptr) take_maxima<Whole>(v, call.maxima + (first_row + r) * call.ldm);
     }
   }
-}
+
+  template <bool Whole>
+  __attribute__((always_inline)) inline void take_maxima(f32x16 v[2], float* maxima) const {
+    const bool finite = all_finite(v[0]) & all_finite(v[1]);  // lanes beyond `valid` are finite unless the row is bad
+    if (!Whole) {
+      for (int64_t n = valid; n < kPanelOutputs; ++n) v[n / kLanes][n % kLanes] = -INFINITY;
+    }
+    const f32x16 top = finite ? maximum(v[0], v[1]) : splat(INFINITY);
+    maxima += first_n / kGroupLogits * kGroupLanes;
+    store(maxima, first_n % kGroupLogits == 0 ? top : maximum(top, load(maxima)));
+  }
+};
 
 // Panels of one part, all rows. offset: outputs of the parts before it.
 void part_columns(const LinearCall& call, const LinearPart& part, int64_t offset, Range panels) {
@@ -89,7 +110,7 @@ void part_columns(const LinearCall& call, const LinearPart& part, int64_t offset
         char* x = tiles + m * row_bytes;
         tile(x, height, panel, shape, ahead, sums);
         const float* scales = kind == ActivationKind::i16 ? row_scales(x, part.k, height) : nullptr;
-        finish_tile(call, m, rows, offset + first_n, valid, scales, sums);
+        TileEnd{call, m, rows, offset + first_n, valid, scales}.write(sums);
       }
     }
   }
@@ -99,7 +120,12 @@ void columns(const LinearCall& call, int thread, int threads) {
   const Linear& linear = *call.linear;
   int64_t total = 0;
   for (int32_t i = 0; i < linear.num_parts; ++i) total += ceil_div(linear.parts[i].n, kPanelOutputs);
-  const Range mine = split(total, thread, threads);
+  Range mine = split(total, thread, threads);
+  if (call.maxima != nullptr) {  // a group of outputs is one thread's
+    constexpr int64_t kPanels = kGroupLogits / kPanelOutputs;
+    mine = split(ceil_div(total, kPanels), thread, threads);
+    mine = {mine.first * kPanels, min_of(mine.last * kPanels, total)};
+  }
   int64_t before = 0, offset = 0;
   for (int32_t i = 0; i < linear.num_parts; ++i) {
     const LinearPart& part = linear.parts[i];

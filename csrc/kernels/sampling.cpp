@@ -18,22 +18,28 @@ OCTAVO_INLINE f32x16 load_or_least(const float* p, int64_t n) {
 
 static bool scan(const float* x, int64_t n, float* maxima) {
   f32x16 zeros = {};  // becomes NaN where a value is not finite
-  for (int64_t start = 0; start < n; start += kBlockLogits) {
-    const int64_t size = n - start < kBlockLogits ? n - start : kBlockLogits;
+  for (int64_t start = 0; start < n; start += kGroupLogits, maxima += kGroupLanes) {
+    const int64_t end = n - start < kGroupLogits ? n : start + kGroupLogits;
     f32x16 top = splat(-INFINITY);
-    int64_t i = 0;
-    for (; i + kLanes <= size; i += kLanes) {
-      const f32x16 v = load(x + start + i);
+    int64_t i = start;
+    for (; i + kLanes <= end; i += kLanes) {
+      const f32x16 v = load(x + i);
       top = maximum(v, top);
       zeros += v * 0.0f;
     }
-    if (i < size) {
-      top = maximum(load_or_least(x + start + i, size - i), top);
-      zeros += load_partial(x + start + i, size - i) * 0.0f;
+    if (i < end) {
+      top = maximum(load_or_least(x + i, end - i), top);
+      zeros += load_partial(x + i, end - i) * 0.0f;
     }
-    *maxima++ = greatest(top);
+    store(maxima, top);
   }
   return sum(zeros) == 0.0f;
+}
+
+static float greatest_of(const float* x, int64_t n) {
+  f32x16 top = splat(-INFINITY);
+  for (int64_t i = 0; i < n; i += kLanes) top = maximum(load_or_least(x + i, n - i), top);
+  return greatest(top);
 }
 
 OCTAVO_INLINE f32x16 weight(f32x16 x, float top, float temperature) {
@@ -92,6 +98,6 @@ static int64_t count_above(const float* x, int64_t n, float bound) {
   return count;
 }
 
-const SamplingKernels kSamplingKernels = {scan, weights, chunk_sums, at_least, count_above};
+const SamplingKernels kSamplingKernels = {scan, greatest_of, weights, chunk_sums, at_least, count_above};
 
 }  // namespace octavo::OCTAVO_ISA

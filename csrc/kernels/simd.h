@@ -133,6 +133,15 @@ OCTAVO_INLINE f32x16 greatest_of_each(const f32x16* v) {
 #endif
 }
 
+/// Whether no lane is NaN or infinite.
+OCTAVO_INLINE bool all_finite(f32x16 v) {
+#if defined(__AVX512DQ__)
+  return _mm512_fpclass_ps_mask((__m512)v, 0x99) == 0;  // quiet and signalling NaN, both infinities
+#else
+  return sum(v * 0.0f) == 0.0f;
+#endif
+}
+
 /// acc + a.low * b.low + a.high * b.high, lane by lane, on pairs of bfloat16.
 OCTAVO_INLINE f32x16 dot_pairs(f32x16 acc, u32x16 a, u32x16 b) {
 #if defined(__AVX512BF16__)

@@ -1,7 +1,6 @@
 #include "program/program.h"
 
 #include <chrono>
-#include <cmath>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -122,13 +121,19 @@ void Program::add_linear_prepare(int64_t linear, Place x, int64_t scratch, bool 
   add_row_stage("linear_prepare", std::make_unique<LinearPrepareStage>(*kernels_.linear, call, per_token));
 }
 
-void Program::add_linear(int64_t linear, Place x, Place out, const Place* residual, int64_t scratch, bool per_token) {
+void Program::add_linear(int64_t linear, Place x, Place out, const Place* residual, const Place* maxima,
+                         int64_t scratch, bool per_token) {
   LinearCall call = linear_call(linear, x, scratch);
   call.y = view(out).data;
   call.ldy = out.second;
   if (residual) {
     call.residual = view(*residual).data;
     call.ldr = residual->second;
+  }
+  if (maxima && call.linear->num_parts == 1) {
+    logit_maxima_ = view(*maxima);
+    call.maxima = logit_maxima_.data;
+    call.ldm = logit_maxima_.stride;
   }
   add_wide_stage("linear", std::make_unique<LinearStage>(*kernels_.linear, call, per_token));
 }
@@ -197,28 +202,6 @@ std::vector<std::pair<std::string, double>> Program::measurements() const {
   std::vector<std::pair<std::string, double>> result;
   for (size_t i = 0; i < seconds_.size(); i++) result.emplace_back(phases_[i].name, seconds_[i]);
   return result;
-}
-
-void Program::argmax(int32_t* out) {
-  const std::lock_guard lock(one_step_);
-  const int64_t size = vocab_size();
-  std::vector<int64_t> best(rows_ * pool_->threads());
-  pool_->run([&](int thread, int threads) {  // every thread searches its share of every row's vocabulary
-    const Range mine = split(size, thread, threads);
-    for (int64_t row = 0; row < rows_; row++) {
-      const float* logits = logits_.row(row) + mine.first;
-      best[row * threads + thread] = mine.first + kernels_.elementwise->argmax(logits, mine.last - mine.first);
-    }
-  });
-  for (int64_t row = 0; row < rows_; row++) {
-    const float* logits = logits_.row(row);
-    int64_t top = best[row * pool_->threads()];
-    for (int thread = 1; thread < pool_->threads(); thread++) {
-      const int64_t other = best[row * pool_->threads() + thread];
-      if (other < size && !(logits[other] <= logits[top]) && !std::isnan(logits[other])) top = other;
-    }
-    out[row] = static_cast<int32_t>(top);
-  }
 }
 
 void Program::copy_blocks(const std::vector<std::pair<int64_t, int64_t>>& pairs) {

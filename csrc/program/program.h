@@ -45,8 +45,10 @@ class Program {
   void add_write_kv(int64_t layer, Place k, Place v);
   void add_linear_prepare(int64_t linear, Place x, int64_t scratch, bool per_token);
 
-  /// Wide stages are phases of their own. `residual` may be null.
-  void add_linear(int64_t linear, Place x, Place out, const Place* residual, int64_t scratch, bool per_token);
+  /// Wide stages are phases of their own. `residual` may be null, and so may `maxima`, where the linear that makes the
+  /// logits puts their maxima.
+  void add_linear(int64_t linear, Place x, Place out, const Place* residual, const Place* maxima, int64_t scratch,
+                  bool per_token);
   void add_attention(int64_t layer, Place q, Place out, float scale, std::optional<int64_t> window);
 
   void set_logits(Place logits) { logits_ = view(logits); }
@@ -56,11 +58,10 @@ class Program {
 
   /// Logits of the last step: [rows(), vocab_size], contiguous.
   float* logits() const { return logits_.data; }
+  /// Their maxima (LinearCall::maxima), rows `stride` apart; data is null where nobody took them.
+  View logit_maxima() const { return logit_maxima_; }
   int64_t rows() const { return rows_; }
   int64_t vocab_size() const { return shape_.limits.vocab_size; }
-
-  /// out[r] = lowest index of the greatest logit of row r of the last step.
-  void argmax(int32_t* out);
 
   /// Copies whole blocks, all layers, in order. Throws std::invalid_argument.
   void copy_blocks(const std::vector<std::pair<int64_t, int64_t>>& pairs);
@@ -99,7 +100,7 @@ class Program {
   std::deque<Linear> linears_;  // stages refer to them: a deque does not move its elements
   std::vector<Phase> phases_;
   AttentionShared attention_;
-  View logits_ = {nullptr, 0};
+  View logits_ = {nullptr, 0}, logit_maxima_ = {nullptr, 0};
   int64_t rows_ = 0;
   std::vector<double> seconds_;  // by phase; empty: not measuring
   std::mutex one_step_;

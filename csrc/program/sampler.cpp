@@ -73,18 +73,18 @@ class RowSampler {
     prepare(logits.width);
     const float* raw = logits.row(row.logit_row);
     result.token_ids[index] = kNotFinite;
-    if (!kernels_.scan(raw, n_, maxima_.data())) return;
+    if (!scan_logits(logits, row.logit_row)) return;
     int32_t token = row.given_token;
     if (token < 0) {
       const float* x = row.adjusted_row < 0 ? raw : adjusted.row(row.adjusted_row);
       if (row.mask_row >= 0) x = masked(x, masks.row(row.mask_row));
-      if (x != raw) kernels_.scan(x, n_, maxima_.data());
-      if (top() == kLeast) {
+      if (x != raw) scan(x);
+      if (top_ == kLeast) {
         result.token_ids[index] = kNothingAllowed;
         return;
       }
       token = choose(x, row);
-      if (x != raw && row.num_logprobs >= 0) kernels_.scan(raw, n_, maxima_.data());
+      if (x != raw && row.num_logprobs >= 0) scan_logits(logits, row.logit_row);
     }
     result.token_ids[index] = token;
     if (row.num_logprobs >= 0) take_logprobs(raw, token, row.num_logprobs, index, result);
@@ -94,11 +94,27 @@ class RowSampler {
   void prepare(int64_t n) {
     if (n == n_) return;
     n_ = n;
-    maxima_.resize(ceil_div(n, kBlockLogits));
+    scanned_.resize(maxima_size(n));
     sums_.resize(ceil_div(n, kChunkLogits));
-    ids_.resize(n + 16);
+    ids_.resize(maxima_size(n) + n + 16);
     values_.resize(n);
     weights_.resize(std::max(n, kChunkLogits));
+  }
+
+  /// maxima_ and top_ of numbers, false if one is not finite.
+  bool scan(const float* x) {
+    const bool finite = kernels_.scan(x, n_, scanned_.data());
+    maxima_ = scanned_.data();
+    top_ = kernels_.greatest_of(maxima_, maxima_size(n_));
+    return finite;
+  }
+
+  /// The same for a row of logits.
+  bool scan_logits(Rows logits, int64_t index) {
+    if (logits.maxima == nullptr) return scan(logits.row(index));
+    maxima_ = logits.maxima + index * logits.maxima_stride;
+    top_ = kernels_.greatest_of(maxima_, maxima_size(n_));
+    return top_ < std::numeric_limits<float>::infinity();
   }
 
   /// A copy of x with -infinity where the mask has no bit.
@@ -116,11 +132,9 @@ class RowSampler {
     return masked_.data();
   }
 
-  float top() const { return *std::max_element(maxima_.begin(), maxima_.end()); }
-
   int32_t choose(const float* x, const SampleRow& row) {
     if (row.temperature == 0.0f) return argmax(x);
-    const float top = this->top();
+    const float top = top_;
     const double u = uniform(row.seed, row.sample_index, row.position);
     const bool all = (row.top_k <= 0 || row.top_k >= n_) && row.min_p <= 0.0f;
     if (all) kernels_.chunk_sums(x, n_, top, row.temperature, sums_.data());
@@ -151,11 +165,11 @@ class RowSampler {
     return ids_[first_above(weights_.data(), count, target, &before)];
   }
 
-  int32_t argmax(const float* x) const {
-    const int64_t block = std::max_element(maxima_.begin(), maxima_.end()) - maxima_.begin();
-    int64_t i = block * kBlockLogits;
-    while (x[i] != maxima_[block]) i++;
-    return int32_t(i);
+  int32_t argmax(const float* x) {
+    kernels_.at_least(maxima_, maxima_size(n_), top_, ids_.data());
+    const int64_t start = ids_[0] / kGroupLanes * kGroupLogits;  // equals elsewhere come later
+    kernels_.at_least(x + start, std::min(kGroupLogits, n_ - start), top_, ids_.data());
+    return int32_t(start + ids_[0]);
   }
 
   /// Temperature alone: chunks of the vocabulary are summed, and only one is looked at again.
@@ -171,8 +185,8 @@ class RowSampler {
   /// ids_ = the k < n ids of the greatest values, greatest first, equals by id. Needs the maxima of x.
   int64_t take_top(const float* x, int64_t k) {
     float bound = kLeast;
-    if (k < int64_t(maxima_.size())) {  // k blocks hold at least one value each that reaches the k-th maximum
-      sorted_ = maxima_;
+    if (k < maxima_size(n_)) {  // k lanes hold at least one value each that reaches the k-th maximum
+      sorted_.assign(maxima_, maxima_ + maxima_size(n_));
       std::nth_element(sorted_.begin(), sorted_.begin() + (k - 1), sorted_.end(), std::greater<float>());
       bound = sorted_[k - 1];
     }
@@ -232,7 +246,7 @@ class RowSampler {
 
   /// The token itself, then the top k. Needs the maxima of `raw`.
   void take_logprobs(const float* raw, int32_t token, int64_t k, int64_t index, const SampleResult& result) {
-    const float top = this->top();
+    const float top = top_;
     kernels_.chunk_sums(raw, n_, top, 1.0f, sums_.data());
     const double log_sum = double(top) + std::log(total(sums_.data(), sums_.size()));
     k = std::min(k, n_);
@@ -250,7 +264,9 @@ class RowSampler {
 
   const SamplingKernels& kernels_;
   int64_t n_ = 0;
-  std::vector<float> maxima_, sums_, values_, weights_, sorted_, masked_;
+  const float* maxima_ = nullptr;  // of the numbers in hand
+  float top_ = 0.0f;               // the greatest of them
+  std::vector<float> scanned_, sums_, values_, weights_, sorted_, masked_;
   std::vector<double> histogram_;
   std::vector<int32_t> ids_;
 };

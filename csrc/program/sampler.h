@@ -19,10 +19,13 @@ struct SampleRow {
 };
 static_assert(sizeof(SampleRow) == 64);
 
-/// Float32 rows of `width` numbers.
+/// Float32 rows of `width` numbers. `maxima`: theirs (octavo/maxima.h), one infinite where a number of the row is not
+/// finite, rows `maxima_stride` apart; or null, and they are looked for.
 struct Rows {
   const float* data;
   int64_t count, width;
+  const float* maxima = nullptr;
+  int64_t maxima_stride = 0;
   const float* row(int64_t i) const { return data + i * width; }
 };
 

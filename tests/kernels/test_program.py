@@ -22,7 +22,6 @@ from octavo.exceptions import KernelError
 from octavo.program import Program, ProgramBuilder
 from octavo.quantization.base import Weight, Weights
 from tests.kernels.kernel_programs import (
-    CASES,
     ISAS,
     Chunk,
     close_to,
@@ -33,6 +32,7 @@ from tests.kernels.kernel_programs import (
     rope_of,
     step,
 )
+from tests.kernels.test_sampler import bits, native, wanted
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, VOCAB = 96, 6, 2, 16, 160, 300
 
@@ -229,22 +229,34 @@ def test_weights_that_do_not_fit_are_named() -> None:
         cpu(program, weights, limits())
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("isa", ISAS)
-def test_argmax_takes_the_lowest_index_of_the_greatest(isa: str, threads: int) -> None:
-    case = CASES["embed"][0]
-    program, sizes = case.program(), limits()
-    weights = random_weights(program)
-    table = weights["table"][0].data
-    table[0] = 3.0
-    table[1, [5, 40, 69]] = 50.0
-    table[2] = np.nan
-    table[2, 33] = -4.0
-    table[3, :35] = np.nan
+@pytest.mark.parametrize("parts", [(70,), (64,), (300,), (64, 37), (37, 64), (1,)])
+def test_maxima_taken_with_the_logits_are_those_of_the_logits(isa: str, threads: int, parts: tuple[int, ...]) -> None:
+    """What is sampled right after a step is what a sampler makes of a copy of its logits, bad rows included."""
+    vocab, rng = sum(parts), np.random.default_rng(sum(parts))
+    b = ProgramBuilder(num_heads=1, num_kv_heads=1, head_dim=16, vocab_size=vocab, max_position=4096)
+    program = b.finish(logits=b.linear(b.rows(b.embed(b.token_ids, "table", 32), b.logit_rows), "w", vocab, bias=True))
+    weights, sizes = dict(random_weights(program)), limits()
+    table, matrix = weights["table"][0].data, weights["w"][0].data
+    if vocab > 5:
+        table[0], matrix[1:], table[1, 3], matrix[vocab - 2, 3] = 0.0, matrix[1:].round(), 1e30, -1e30  # ties; -inf
+    weights["w"] = tuple(
+        Weight("float32", (len(rows), 32), rows.copy()) for rows in np.split(matrix, np.cumsum(parts)[:-1])
+    )
     runnable = cpu(program, weights, sizes, isa=isa, threads=threads)
-    runnable.run(step([Chunk(range(20), 0, [1, 2])], sizes))
-    expected = [0, 5, 33, 35 + int(table[3, 35:].argmax()), *table[4:20].argmax(axis=1)]
-    assert runnable.argmax().tolist() == expected  # type: ignore[attr-defined]
+    tokens = [t % vocab for t in range(30)]
+    logits = runnable.run(step([Chunk(tokens, 0, [1, 2])], sizes)).copy()
+    rows = wanted(30, rng)
+    rows["top_k"], rows["num_logprobs"] = np.minimum(rows["top_k"], vocab), rng.choice([-1, 0, 1], 30)
+    finite = np.isfinite(logits).all(axis=1)
+    assert vocab < 6 or finite.sum() == 30 - tokens.count(1)
+    at_once, later = runnable.sample(rows, None, None), native(logits, rows, isa=isa)  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(at_once.token_ids < 0, ~finite)
+    for i in np.flatnonzero(finite).tolist():
+        assert bits(at_once, i, rows) == bits(later, i, rows)
+    greedy = runnable.sample(wanted(30, rng, temperature=0.0), None, None)  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(greedy.token_ids[finite], logits.argmax(axis=1)[finite])
 
 
 def test_an_empty_step_gives_no_rows() -> None:

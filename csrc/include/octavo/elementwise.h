@@ -20,9 +20,6 @@ struct ElementwiseKernels {
   /// Half-split rotary embedding of all heads of one row; cosine and sine have `pairs` entries. y may be x.
   void (*rope)(const float* x, int64_t heads, int64_t head_dim, int64_t pairs, const float* cosine, const float* sine,
                float* y);
-
-  /// Lowest index of the greatest value of x[0 .. n); NaN never wins (0 when all are NaN).
-  int64_t (*argmax)(const float* x, int64_t n);
 };
 
 }  // namespace octavo

@@ -62,6 +62,8 @@ struct LinearCall {
   const float* residual;  // null: none; else y = W x + bias + residual
   int64_t ldr;
   void* scratch;  // linear_scratch_bytes(linear, rows), 64-byte aligned: activations as the formats want them
+  float* maxima;  // null: none; else of the rows of y, as octavo/maxima.h says, `ldm` apart; infinite in some lane
+  int64_t ldm;    // where an output of the row is not finite. Only for linears of one part
 };
 
 /// The linear entries of a KernelTable. Every function is row-independent: row m of y depends on row m of x alone and

@@ -3,15 +3,18 @@
 
 #include <cstdint>
 
+#include "octavo/maxima.h"
+
 namespace octavo {
 
-inline constexpr int64_t kBlockLogits = 64;   // of one maximum
 inline constexpr int64_t kChunkLogits = 256;  // of one partial sum
 
 struct SamplingKernels {
-  /// maxima[b] = greatest of x[64 b .. 64 b + 63]. False if a value is NaN or infinite; after NaN
-  /// maxima are undefined.
+  /// The maxima of a row (octavo/maxima.h). False if a value is NaN or infinite; after NaN maxima are undefined.
   bool (*scan)(const float* x, int64_t n, float* maxima);
+
+  /// The greatest of n numbers, n > 0 and no NaN among them.
+  float (*greatest_of)(const float* x, int64_t n);
 
   /// y[i] = e^((x[i] - top) / temperature), 0 below e^-87. No x may exceed top; -infinity gives 0.
   void (*weights)(const float* x, int64_t n, float top, float temperature, float* y);

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from octavo.backends.base import BitArray, FloatArray, KVDtype, Limits, SampledRows, SampleRows, StepInputs
 from octavo.backends.cpu import _kernels
@@ -143,10 +142,6 @@ class CpuRunnable:
         except (ValueError, TypeError) as error:
             raise KernelError(str(error)) from None
         return out
-
-    def argmax(self) -> npt.NDArray[np.int32]:
-        """Per row of the last step's logits, the lowest index of the greatest value."""
-        return np.array(self._native.argmax(), dtype=np.int32)
 
     def measure(self, on: bool = True) -> None:
         """Start to time the phases of steps, or stop; see ``measurements``."""

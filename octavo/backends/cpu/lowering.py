@@ -63,7 +63,8 @@ def lower(program: Program, limits: Limits, scratch_bytes: Callable[[str, int], 
             raise KernelError(f"the CPU backend has no op {node.op.kind!r}")
         handler(lowering, index, node)
     logits = lowering.views[program.logits.id]
-    logits.buffer.touch(len(lowering.phases))
+    for buffer in (logits.buffer, *lowering.kept):
+        buffer.touch(len(lowering.phases))
     return LoweredProgram(lowering.phases, logits, plan_arena(lowering.buffers))
 
 
@@ -96,9 +97,10 @@ class _Lowering:
     def __init__(
         self, nodes: Sequence[_Node], program: Program, limits: Limits, scratch_bytes: Callable[[str, int], int]
     ) -> None:
-        self.nodes, self.limits, self.scratch_bytes = nodes, limits, scratch_bytes
+        self.nodes, self.logits, self.limits, self.scratch_bytes = nodes, program.logits, limits, scratch_bytes
         self.phases: list[Phase] = []
         self.buffers: list[Buffer] = []
+        self.kept: list[Buffer] = []  # read after the step, besides the logits
         self.views: dict[int, View] = {}
         self.rope_tables: dict[Rope, View] = {}
         self._values: dict[Buffer, list[Value]] = {}
@@ -116,6 +118,14 @@ class _Lowering:
         buffer = Buffer(floats, stride)
         self.buffers.append(buffer)
         return buffer
+
+    def maxima(self, value: Value) -> View | None:
+        """Room for the maxima (csrc/include/octavo/maxima.h) of ``value``, if that is the logits."""
+        if value.id != self.logits.id:
+            return None
+        count = -(-value.width // 512) * 16
+        self.kept.append(self.new_buffer(self.capacity(value) * count, count))
+        return View(self.kept[-1])
 
     def bind(self, value: Value, view: View) -> View:
         """``value`` lies at ``view``."""
@@ -184,8 +194,9 @@ def _linear(low: _Lowering, index: int, node: _Node) -> None:
         out = low.allocate(out_value)
     else:
         out = low.reuse_or_allocate(out_value, node.residual, index)
-    touched = [x, scratch, out] + ([residual] if residual else [])
-    low.add_wide_stage("linear", touched, **common, out=out, residual=residual)
+    maxima = low.maxima(out_value)
+    touched = [x, scratch, out, *(view for view in (residual, maxima) if view is not None)]
+    low.add_wide_stage("linear", touched, **common, out=out, residual=residual, maxima=maxima)
 
 
 def _rms_norm(low: _Lowering, index: int, node: _Node) -> None:
