@@ -49,8 +49,10 @@ class Weight:
 
     @property
     def num_bytes(self) -> int:
-        arrays = (self.data, self.scale, self.minimum, self.scale_unit, self.minimum_unit)
-        return sum(array.nbytes for array in arrays if array is not None)
+        """Bytes once packed, when a code takes no more than its ``bits``."""
+        arrays = (self.scale, self.minimum, self.scale_unit, self.minimum_unit)
+        codes = self.data.size * self.bits // 8 if self.format == "int8_group" else self.data.nbytes
+        return codes + sum(array.nbytes for array in arrays if array is not None)
 
     def group_scale(self) -> npt.NDArray[np.float32]:
         """Scales ``[N, K // group_size]`` as numbers."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -207,6 +210,31 @@ def test_what_nobody_reads_again_is_removed(model: Path, folder: Path, tmp_path:
     pack(model, folder)
     assert kept(folder) != outdated
     assert not list(folder.glob("*.partial"))
+
+
+def test_nothing_stays_of_a_writer_that_was_killed(model: Path, folder: Path, tmp_path: Path) -> None:
+    """The next start packs and keeps; and a start of another model, which has nothing to write, clears up too."""
+    pack(other := write_model(tmp_path / "other.gguf", seed=1), folder)
+    script = """
+import os, signal, sys
+from pathlib import Path
+from octavo.backends.cpu import packed_cache
+from tests.kernels.test_packed_cache import pack
+
+def killed(fd, data):
+    os.write(fd, memoryview(data)[:100])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+packed_cache._write_whole = killed
+pack(Path(sys.argv[1]), Path(sys.argv[2]))
+"""
+    for restarted in (other, model):
+        child = subprocess.run([sys.executable, "-c", script, str(model), str(folder)], timeout=60, check=False)
+        assert child.returncode == -signal.SIGKILL
+        assert len(list(folder.glob("*.partial"))) == 1
+        pack(restarted, folder)
+        assert not list(folder.glob("*.partial"))
+    assert pack(model, folder).origin == "read from the cache"
 
 
 def test_the_oldest_go_beyond_the_limit(

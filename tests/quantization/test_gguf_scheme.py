@@ -6,6 +6,8 @@ import gguf
 import numpy as np
 import pytest
 
+from octavo.backends.cpu import _kernels
+from octavo.backends.cpu.weights import part_numbers
 from octavo.exceptions import FormatError, UnsupportedModel
 from octavo.quantization.schemes.gguf import bytes_per_element, from_blocks
 from octavo.quantization.schemes.unquantized import from_array, to_bfloat16
@@ -30,7 +32,13 @@ def test_dequantised_values_equal_ggml(type: str) -> None:
     weight = from_blocks(raw, type, (24, 512))
     expected = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[type])
     np.testing.assert_array_equal(weight.dequantize(), expected)
-    assert weight.num_bytes == 24 * 512 * bytes_per_element(type, "auto")
+
+
+@pytest.mark.parametrize("type", TYPES)
+def test_estimated_bytes_are_those_of_packed_weights(type: str) -> None:
+    weight = from_blocks(random_blocks(type, rows=64, k=512), type, (64, 512))
+    packed = _kernels.Kernels().packed_bytes(_kernels.PartShape(*part_numbers("", weight)))
+    assert packed == 64 * 512 * bytes_per_element(type, "auto")
 
 
 def test_greatest_scale_of_q4_0() -> None:

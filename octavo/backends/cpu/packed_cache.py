@@ -92,6 +92,9 @@ class Slot:
             return None
         with contextlib.suppress(OSError):
             os.utime(self.path)  # the oldest go first
+            with _only_one(self._folder / "lock") as mine:
+                if mine:
+                    _remove_partial(self._folder)
         return entry.directory, memory
 
     def _read_bytes(self, fd: int, entry: Entry, start: int) -> Pieces:
@@ -163,10 +166,15 @@ class Slot:
             partial.unlink(missing_ok=True)
 
 
-def _clean(folder: Path, coming: int, sources: tuple[str, ...]) -> None:
-    """Remove what nobody will read again, then the oldest, until ``coming`` more bytes are within the limit."""
+def _remove_partial(folder: Path) -> None:
+    """Remove what processes left that were killed while they wrote."""
     for leftover in folder.glob("*.partial"):
         leftover.unlink(missing_ok=True)
+
+
+def _clean(folder: Path, coming: int, sources: tuple[str, ...]) -> None:
+    """Remove what nobody will read again, then the oldest, until ``coming`` more bytes are within the limit."""
+    _remove_partial(folder)
     kept: list[tuple[float, int, Path]] = []
     for path in folder.glob("*.bin"):
         try:

@@ -93,7 +93,7 @@ def _by_row(flat: Bytes | None, rows: int) -> Bytes | None:
 
 
 def bytes_per_element(type: str, dtype: unquantized.Dtype) -> float:
-    """Bytes that a matrix element takes once converted, scales and minima included."""
+    """Bytes that a matrix element takes once packed, scales and minima included: codes take the bits they have."""
     if type in _FLOATS:
         return unquantized.bytes_per_element(type, dtype)
     return _BYTES_PER_ELEMENT[type]
@@ -210,10 +210,10 @@ _CODES = {  # bits, and which number is zero
 _BYTES_PER_ELEMENT = {
     "Q4_0": 0.5 + 2 / 32,
     "Q4_1": 0.5 + 4 / 32,
-    "Q5_0": 1 + 2 / 32,
-    "Q5_1": 1 + 4 / 32,
+    "Q5_0": 5 / 8 + 2 / 32,
+    "Q5_1": 5 / 8 + 4 / 32,
     "Q8_0": 1 + 2 / 32,
     "Q4_K": 0.5 + 2 / 32 + 4 / 256,
-    "Q5_K": 1 + 2 / 32 + 4 / 256,
-    "Q6_K": 1 + 1 / 16 + 2 / 256,
+    "Q5_K": 5 / 8 + 2 / 32 + 4 / 256,
+    "Q6_K": 6 / 8 + 1 / 16 + 2 / 256,
 }
