@@ -46,11 +46,13 @@ def test_completions(live_server: RunningServer, fields: dict[str, Any]) -> None
 
 
 def test_chat_with_two_tokens_left(live_server: RunningServer) -> None:
-    body = answered(ask(live_server, "/v1/chat/completions", **CHAT, top_logprobs=5, allowed_token_ids=[28, 30]))
+    body = answered(ask(live_server, "/v1/chat/completions", **CHAT, top_logprobs=5, allowed_token_ids=[48000, 48001]))
     for entry in body["choices"][0]["logprobs"]["content"]:
         values = [top["logprob"] for top in entry["top_logprobs"]]
-        assert len(values) == 5
+        assert len(values) == 6  # the five likeliest, and the token itself, which is none of them
         assert values == sorted(values, reverse=True)
+        assert entry["top_logprobs"][-1]["token"] == entry["token"]
+        assert values[-1] == entry["logprob"]
         assert math.isfinite(entry["logprob"])
         for shown in (entry, *entry["top_logprobs"]):
             assert bytes(shown["bytes"]).decode("utf-8", "replace") == shown["token"]

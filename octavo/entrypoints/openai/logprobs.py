@@ -32,12 +32,16 @@ def chat_logprobs(
 ) -> ChatLogprobs:
     """One entry a token: its own logprob, and the ``top`` likeliest tokens (-1: all), or those of ``ids``, by rank.
 
+    A token that was chosen from beyond the ``top`` comes after them, so that it can be found there too.
     ``as_ids`` writes each token as ``token_id:17`` instead of its text, which several may share.
     """
     content = []
     for token_id, entry in zip(token_ids, entries, strict=True):
         others = _by_rank(entry)
-        others = [pair for pair in others if pair[0] in ids] if ids else others if top == -1 else others[:top]
+        if ids:
+            others = [pair for pair in others if pair[0] in ids]
+        elif top != -1:
+            others = others[:top] + [pair for pair in others[top:] if top and pair[0] == token_id]
         listed = [
             TopLogprob(_name(tokenizer, i, as_ids), max(lp.logprob, FLOOR), list(tokenizer.token_bytes(i)))
             for i, lp in others
