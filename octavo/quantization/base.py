@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -87,6 +87,37 @@ def _numbers(counts: npt.NDArray[np.generic], unit: npt.NDArray[np.float16] | No
         return numbers
     by_unit = numbers.reshape(*unit.shape, -1) * unit.astype(np.float32)[..., None]
     return by_unit.reshape(numbers.shape)
+
+
+class Scheme(Protocol):
+    """How a checkpoint with a ``quantization_config`` stores the weight of one module, in several tensors.
+
+    A module ``X`` is quantised if there is a tensor ``X.<marker>``; what it is made of is ``X.<suffix>``, of which the
+    last ones may be absent. Floats arrive as float32, the rest as stored.
+    """
+
+    @property
+    def name(self) -> str:
+        """For people: ``"AWQ"``."""
+        ...
+
+    @property
+    def marker(self) -> str: ...
+
+    @property
+    def suffixes(self) -> tuple[str, ...]: ...
+
+    def shape(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+        """(N, K) of the weight, from the shapes of its tensors by suffix."""
+        ...
+
+    def bytes_per_element(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
+        """Bytes that an element takes once packed."""
+        ...
+
+    def weight(self, tensors: Mapping[str, npt.NDArray[Any]]) -> Weight:
+        """The Weight of these tensors, of the very values. Raises FormatError or UnsupportedModel."""
+        ...
 
 
 # Parameters by the name the program uses. The parts of an entry are stacked along axis 0 (output features), so that
