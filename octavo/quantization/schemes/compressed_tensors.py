@@ -47,7 +47,7 @@ class IntQuantized:
         check_group(k, k)
         if scale.size not in (1, n):
             raise shape_error("weight_scale", scale.shape, (n, 1))
-        codes = data.view(np.uint8) ^ 0x80
+        codes = data.view(np.uint8) ^ np.uint8(0x80)
         per_channel = np.broadcast_to(scale.reshape(-1, 1), (n, 1))
         return weight(codes, per_channel, np.full((n, 1), 128), 8, self.name)
 
@@ -86,8 +86,9 @@ def make(config: Mapping[str, Any]) -> Scheme:
     """The scheme of a config section. Raises UnsupportedModel for layouts that octavo lacks, naming the setting."""
     groups = setting(config, ("config_groups",), dict)
     layout = setting(config, ("format",), str)
-    arguments = [group.get("weights") if isinstance(group, dict) else None for group in groups.values()]
-    if not arguments or not all(isinstance(one, dict) for one in arguments):
+    sections = [group.get("weights") if isinstance(group, dict) else None for group in groups.values()]
+    arguments = [section for section in sections if isinstance(section, dict)]
+    if not arguments or len(arguments) < len(sections):
         raise UnsupportedModel("config_groups: each must say how weights are stored")
     bits = {one.get("num_bits") for one in arguments}
     if len(bits) != 1:
