@@ -96,7 +96,7 @@ def make(config: Mapping[str, Any]) -> Scheme:
     for one in arguments:
         if one.get("type", "int") != "int" or one.get("symmetric") is False or one.get("actorder") is not None:
             raise UnsupportedModel(f"weights = {one!r}: must be symmetric integers in the order of the inputs")
-    width = bits.pop()
+    width: Any = bits.pop()
     if layout == "int-quantized":
         check_bits(width, (8,))
         return IntQuantized()
