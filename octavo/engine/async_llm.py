@@ -25,6 +25,7 @@ from octavo.engine.output_collector import OutputCollector
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.outputs import RequestOutput
 from octavo.engine.parallel_sampling import ParentRequest
+from octavo.engine.prompts import Prompt, parse_prompt
 from octavo.engine.supervisor import Supervisor
 from octavo.exceptions import EngineDeadError, EngineRestartingError, OctavoError, RequestError, ValidationError
 from octavo.messages import (
@@ -118,7 +119,7 @@ class AsyncLLM:
 
     def generate(
         self,
-        prompt: str | list[int],
+        prompt: Prompt,
         sampling_params: SamplingParams,
         *,
         request_id: str | None = None,
@@ -127,6 +128,7 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Check the request now, and return its stream; it is submitted when iteration begins.
 
+        A prompt is text, token ids, or a dict with ``prompt`` or ``prompt_token_ids`` (and ``cache_salt``).
         Raises ValidationError and EngineDeadError at the call. The iterator raises RequestError if a sequence fails
         while it runs, EngineDeadError if the core dies in the middle of the answer, and EngineRestartingError if it
         has not come back in time. Closing or cancelling the iterator aborts the request.
@@ -134,9 +136,11 @@ class AsyncLLM:
         choose otherwise. A consumer slower than the engine gets several steps' outputs as one.
         """
         self._check_alive()
-        request = self._input.process(prompt, sampling_params, priority=priority, cache_salt=cache_salt)
+        parsed = parse_prompt(prompt)
+        salt = cache_salt if cache_salt is not None else parsed.cache_salt
+        request = self._input.process(parsed.prompt, sampling_params, priority=priority, cache_salt=salt)
         external_id = request_id if request_id is not None else f"request-{next(self._numbers)}"
-        return self._stream(external_id, prompt if isinstance(prompt, str) else None, request)
+        return self._stream(external_id, parsed.text, request)
 
     async def _stream(
         self, request_id: str, prompt: str | None, request: EngineCoreRequest

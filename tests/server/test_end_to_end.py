@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from tests.server.running_server import RunningServer
+from tests.server.running_server import RunningServer, running_server
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 
@@ -167,3 +167,33 @@ def test_64_streams_of_mixed_lengths_and_half_of_them_leave(server: RunningServe
         counts = list(pool.map(one, range(64)))
     assert counts == [-1 if number % 2 else 4 + number * 7 % 40 for number in range(64)]
     server.wait_until_idle()
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_stream_in_larger_pieces(server: RunningServer, path: str) -> None:
+    asked: dict[str, Any] = {"temperature": 0, "max_tokens": 33, "ignore_eos": True, "return_token_ids": True}
+    asked |= {"messages": FRANCE} if path.startswith("/v1/chat") else {"prompt": "1, 2, 3,"}
+    ids = ask(server, path, **asked).json()["choices"][0]["token_ids"]
+    with httpx.stream("POST", f"{server.url}{path}", json={**asked, "stream": True, "stream_interval": 10}) as response:
+        events = [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: {")]
+    pieces = [choice["token_ids"] for event in events for choice in event["choices"] if choice.get("token_ids")]
+    assert [len(piece) for piece in pieces] == [1, 10, 10, 10, 2]
+    assert [token for piece in pieces for token in piece] == ids
+
+
+def test_flags_of_sampling(smollm2_path: str) -> None:
+    flags = ["--max-model-len", "256", "--kv-cache-memory", "16MiB", "--served-model-name", "smollm2", "--strict"]
+    flags += ["--override-generation-config", '{"temperature": 0, "max_new_tokens": 3}', "--max-logprobs", "-1"]
+    flags += ["--logprobs-mode", "processed_logits", "--max-n", "2", "--max-bad-words", "1", "--stream-interval", "4"]
+    with running_server(smollm2_path, *flags) as server:
+        server.wait_until_ready()
+        card = server.client().models.list().data[0]
+        assert card.default_sampling_params == {"temperature": 0, "max_tokens": 3}  # type: ignore[attr-defined]
+        body = ask(server, prompt="1, 2, 3,", logprobs=-1).json()
+        assert body["usage"]["completion_tokens"] == 3
+        table = body["choices"][0]["logprobs"]["top_logprobs"][0]
+        assert len(table) > 40_000
+        assert max(table.values()) > 0  # they are logits
+        assert "2" in refused(ask(server, prompt="x", n=3), "n")
+        assert "1 word" in refused(ask(server, prompt="x", bad_words=["a", "b"]), "bad_words")
+        refused(ask(server, prompt="x", colour="red"), "colour")

@@ -88,7 +88,7 @@ class RequestSampler:
             processor.apply(row, token_ids, num_prompt_tokens)
         highest = row.max()
         if highest == -np.inf:
-            raise RequestError("no token is left: allowed_token_ids and min_tokens exclude them all")
+            raise RequestError("no token is left: allowed_token_ids, bad_words and min_tokens exclude them all")
         if not np.isfinite(highest):
             raise RequestError("the penalties of this request overflow float32")
 
