@@ -20,6 +20,7 @@ from octavo.core.admission import (
     max_tokens_that_fit,
 )
 from octavo.core.family import Family, family_of
+from octavo.core.invariants import check_books
 from octavo.core.kv_cache.manager import KVCacheManager, Room
 from octavo.core.policy import POLICIES, Policy
 from octavo.core.request import Request, RequestStatus
@@ -393,31 +394,14 @@ class Scheduler:
     def check_invariants(self) -> None:
         """Raises InvariantError, naming the contradiction. Walks all blocks: milliseconds, so meant for idle times."""
         self._kv.check_invariants([request for request in self._requests.values() if request.holds_blocks])
-        waiting = list(self._policy)
-        parked = [request for request in self._requests.values() if request.status is RequestStatus.PARKED]
-        listed = [request.request_id for request in [*self._running, *waiting, *parked]]
-        if sorted(listed) != sorted(self._requests):
-            raise InvariantError(f"in some state are {sorted(listed)}, known are {sorted(self._requests)}")
-        if self._owing and not self._requests:
-            raise InvariantError(f"nobody is left to give the outputs {sorted(self._owing)}")
-        if len(self._running) > self._config.max_num_seqs:
-            raise InvariantError(f"{len(self._running)} running requests, max_num_seqs {self._config.max_num_seqs}")
-        for request in self._running:
-            known = request.num_tokens + request.num_placeholders
-            in_order = request.num_confirmed_tokens <= request.num_computed_tokens <= known
-            if request.status is not RequestStatus.RUNNING or not in_order:
-                raise InvariantError(f"{request.request_id} runs with {request.num_computed_tokens} of {known} tokens")
-        for request in waiting:
-            if request.status is RequestStatus.RUNNING or request.num_placeholders:
-                raise InvariantError(f"{request.request_id} waits, yet it has steps in flight")
-            if request.num_computed_tokens not in (0, request.num_tokens - 1):
-                raise InvariantError(f"{request.request_id} waits with {request.num_computed_tokens} computed tokens")
-        for request in [*self._running, *waiting]:
-            if request.num_tokens + request.num_placeholders > request.limit:
-                raise InvariantError(f"{request.request_id} has grown beyond its limit of {request.limit} tokens")
-        pending = sum(entry.samples and entry.is_valid for _, step in self._in_flight.values() for entry in step)
-        if pending != sum(request.num_placeholders for request in self._running):
-            raise InvariantError(f"{pending} tokens are being sampled, but requests wait for another number")
+        check_books(
+            self._requests,
+            self._running,
+            list(self._policy),
+            owed=self._owing,
+            in_flight=[entry for _, step in self._in_flight.values() for entry in step],
+            max_num_seqs=self._config.max_num_seqs,
+        )
 
 
 def _error(entry: Scheduled, result: ModelRunnerOutput) -> RequestFault | None:
