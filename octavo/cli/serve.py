@@ -167,7 +167,7 @@ class Serving:
             self._draining.cancel()
         await asyncio.gather(*(t for t in (self._starting, self._draining) if t), return_exceptions=True)
         if self.state.engine is not None:
-            await self.state.engine.shutdown()
+            await self.state.engine.shutdown(now=http.force_exit)
         return 1 if failed is not None else 0
 
     def _failure(self) -> str | None:

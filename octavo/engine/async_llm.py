@@ -321,10 +321,10 @@ class AsyncLLM:
         """Why there is no engine core any more; waits for that moment, which an orderly shutdown never brings."""
         return await asyncio.shield(self._gone)
 
-    async def shutdown(self, drain_seconds: float = 0.0) -> None:
+    async def shutdown(self, drain_seconds: float = 0.0, *, now: bool = False) -> None:
         """Refuse new requests, give running ones ``drain_seconds``, abort the rest, end the process. Idempotent.
 
-        A second call while the first one drains does not wait for it.
+        A second call while the first one drains does not wait for it; ``now`` does not wait for the core's step either.
         """
         self._closing = True
         if self._collectors and self._supervisor.failure is None and drain_seconds > 0:
@@ -337,4 +337,6 @@ class AsyncLLM:
             task.cancel()
         await asyncio.wait(self._tasks)
         self._input.grammars.close()
+        if now:
+            self._client.kill("the engine is shut down")
         await self._client.shutdown()

@@ -136,12 +136,14 @@ class EngineCore:
         try:
             self._scheduler.add_request(request)
         except Exception as error:
-            self.refuse(request.request_id, RequestFault.of(error, "queueing"))
+            self.refuse(request.output_ids, RequestFault.of(error, "queueing"))
 
-    def refuse(self, request_id: str, fault: RequestFault) -> None:
-        """End a request that could not be taken in: the next step has its ERROR output."""
-        refusal = EngineCoreOutput(request_id=request_id, finish_reason=FinishReason.ERROR, error=fault)
-        self._pending.append(refusal)
+    def refuse(self, output_ids: Sequence[str], fault: RequestFault) -> None:
+        """End a request that could not be taken in: the next step has an ERROR output under each of its ids."""
+        self._pending += [
+            EngineCoreOutput(request_id=output_id, finish_reason=FinishReason.ERROR, error=fault)
+            for output_id in output_ids
+        ]
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Free the blocks of these requests now; their ABORT outputs come with the next step. Unknown ids are ignored.

@@ -196,7 +196,7 @@ class AsyncCoreClient:
 
         Raises what msgpack raises for a request that it cannot carry; nothing of this call is sent then.
         """
-        packed = [PackedRequest(one.request_id, msgspec.Raw(self._encoder.encode(one))) for one in requests]
+        packed = [PackedRequest(one.output_ids, msgspec.Raw(self._encoder.encode(one))) for one in requests]
         if not self._requests and not self._abort_ids:
             self._loop.call_soon(self._flush)
         self.expect_answer()

@@ -142,7 +142,7 @@ class CoreProcess:
         try:
             unpacked = self._request_decoder.decode(request.packed)
         except Exception as error:
-            core.refuse(request.request_id, RequestFault.of(error, "reading it"))
+            core.refuse(request.request_ids, RequestFault.of(error, "reading it"))
         else:
             core.add_request(unpacked)
 

@@ -39,7 +39,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 class PackedRequest(msgspec.Struct, frozen=True, array_like=True):
     """A request, packed and unpacked by itself: one that cannot be is nobody else's fault."""
 
-    request_id: str
+    request_ids: list[str]  # under which its outputs come
     packed: msgspec.Raw  # an EngineCoreRequest
 
 

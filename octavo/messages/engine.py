@@ -34,6 +34,12 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str | None = None
     grammar: str | None = None  # that the output must follow, as the checker of structured_output wrote it
 
+    @property
+    def output_ids(self) -> list[str]:
+        """Ids under which outputs come: one for each of the ``n`` sequences."""
+        n = self.sampling_params.n
+        return [self.request_id] if n == 1 else [f"{self.request_id}.{index}" for index in range(n)]
+
     def samples(self) -> list[EngineCoreRequest]:
         """The ``n`` sequences asked for, by sample index. Prompt logprobs are wanted of the first one only.
 
@@ -47,10 +53,8 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
         if first.wants_prompt_logprobs:
             rest = first.replace(prompt_logprobs=None, prompt_logprob_token_ids=None)
         return [
-            msgspec.structs.replace(
-                self, request_id=f"{self.request_id}.{i}", sampling_params=rest if i else first, sample_index=i
-            )
-            for i in range(n)
+            msgspec.structs.replace(self, request_id=output_id, sampling_params=rest if i else first, sample_index=i)
+            for i, output_id in enumerate(self.output_ids)
         ]
 
 

@@ -120,8 +120,10 @@ def test_a_second_signal_stops_at_once(server: RunningServer) -> None:
 
 
 def core_of(server: RunningServer) -> int:
-    """Process id of the engine core: the server's only child."""
-    return int(Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()[0])
+    """Process id of the engine core."""
+    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+    (core,) = [pid for pid in children if b"core_proc" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return int(core)
 
 
 def test_a_dead_engine_core_is_replaced(server: RunningServer) -> None:

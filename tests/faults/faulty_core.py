@@ -46,8 +46,11 @@ class Fault(enum.IntEnum):
     NAN = 666_104
     TAKE_IN = 666_105
 
+    DETOKENIZE = 666_200  # these two in the front end: see ``faulty_serve``
+    FORMAT = 666_201
 
-IN_THE_CORE = [fault for fault in Fault if fault >= Fault.QUEUE]
+
+OF_ONE_REQUEST = [fault for fault in Fault if fault >= Fault.QUEUE]
 
 
 def fails(source: Any, fault: Fault) -> bool:

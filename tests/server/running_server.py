@@ -23,8 +23,8 @@ SETTLE_SECONDS = 30
 class RunningServer:
     """The process, its address, and what it has printed."""
 
-    def __init__(self, *argv: str) -> None:
-        command = [sys.executable, "-m", "octavo.cli.main", "serve", *argv, "--port", "0"]
+    def __init__(self, *argv: str, module: str = "octavo.cli.main") -> None:
+        command = [sys.executable, "-m", module, "serve", *argv, "--port", "0"]
         self.process = subprocess.Popen(
             command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1
         )
@@ -101,8 +101,9 @@ class RunningServer:
 
 
 @contextlib.contextmanager
-def running_server(*argv: str) -> Iterator[RunningServer]:
-    server = RunningServer(*argv)
+def running_server(*argv: str, module: str = "octavo.cli.main") -> Iterator[RunningServer]:
+    """``module`` is run in the place of octavo's own command line."""
+    server = RunningServer(*argv, module=module)
     try:
         yield server
     finally:

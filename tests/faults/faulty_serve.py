@@ -1,0 +1,40 @@
+"""``octavo`` with a core and a front end that break on request: ``python -m tests.faults.faulty_serve serve ...``"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from octavo.engine import core_client
+from octavo.engine.detokenizer import IncrementalDetokenizer
+from octavo.entrypoints.openai.completions import CompletionAnswer
+from octavo.entrypoints.openai.conversation import Conversation
+from tests.faults.faulty_core import BOOTSTRAP, SECRET, Fault, raise_for
+
+
+def break_front_end() -> None:
+    init = IncrementalDetokenizer.__init__
+
+    def remember(self: Any, tokenizer: Any, sampling_params: Any, *rest: Any) -> None:
+        init(self, tokenizer, sampling_params, *rest)
+        self.sampling_params = sampling_params
+
+    IncrementalDetokenizer.__init__ = remember  # type: ignore[method-assign]
+    raise_for(IncrementalDetokenizer, "update", Fault.DETOKENIZE, 0)
+    raise_for(Conversation, "_event", Fault.FORMAT, 0)
+    choice = CompletionAnswer._choice
+
+    def _choice(self: CompletionAnswer, *args: Any, **kwargs: Any) -> Any:
+        if self.body.seed == Fault.FORMAT:
+            raise ZeroDivisionError(SECRET)
+        return choice(self, *args, **kwargs)
+
+    CompletionAnswer._choice = _choice  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    from octavo.cli.main import main
+
+    core_client.BOOTSTRAP = BOOTSTRAP
+    break_front_end()
+    sys.exit(main())
