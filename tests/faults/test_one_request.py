@@ -128,10 +128,10 @@ def run(core: EngineCore) -> dict[str, EngineCoreOutput]:
 def test_queueing(core: EngineCore, monkeypatch: pytest.MonkeyPatch) -> None:
     original = Request.__init__
 
-    def init(self: Request, source: EngineCoreRequest, **kwargs: Any) -> None:
+    def init(self: Request, source: EngineCoreRequest, *args: Any, **kwargs: Any) -> None:
         if source.request_id == VICTIM:
             raise KeyError(SECRET)
-        original(self, source, **kwargs)
+        original(self, source, *args, **kwargs)
 
     monkeypatch.setattr(Request, "__init__", init)
     for name in ("r1", VICTIM, "r3"):

@@ -24,10 +24,16 @@ MODULE = "tests.faults.faulty_serve"
 PLAIN = {"prompt": [9, 8, 7], "max_tokens": 12, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
 LONG = {"prompt": [5, 6], "max_tokens": 400, "temperature": 0, "ignore_eos": True, "stream": True}
 ERROR_ID = re.compile(r"[0-9a-f]{32}")
-FLAGS = """
-    --backend reference --served-model-name tiny --kv-cache-memory 2MiB --core-restart-backoff 0
-    --max-core-restarts 100 --step-timeout 2 --slow-client-timeout 1
-""".split()
+OPTIONS = {
+    "backend": "reference",
+    "served-model-name": "tiny",
+    "kv-cache-memory": "2MiB",
+    "max-core-restarts": "100",
+    "core-restart-backoff": "0",
+    "step-timeout": "2",
+    "slow-client-timeout": "1",
+}
+FLAGS = [f"--{name}={value}" for name, value in OPTIONS.items()]
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +218,7 @@ def test_two_hundred_aborted_requests_leave_nothing(server: RunningServer) -> No
 
 def test_shutdown_with_a_core_that_hangs(tiny_model: str) -> None:
     """A second signal does not wait for anybody, and no process is left."""
-    flags = ["--step-timeout", "0", "--shutdown-timeout", "1000"]
+    flags = ["--step-timeout=0", "--shutdown-timeout=1000"]
     with running_server(tiny_model, *FLAGS, *flags, module=MODULE) as server:
         server.wait_until_ready()
         core = core_of(server)
