@@ -91,7 +91,7 @@ def _plain(name: str, value: Any) -> Any:
             return value
         return [int(v) if isinstance(v, numbers.Integral) and not isinstance(v, bool) else v for v in value]
     if name == "logit_bias" and isinstance(value, dict):
-        return {_plain_key(k): v for k, v in value.items()}
+        return value if set(map(type, value)) <= {int} else {_plain_key(k): v for k, v in value.items()}
     if name == "repetition_detection" and isinstance(value, dict):
         return RepetitionDetectionParams.of(value)
     if name in ("seed", "thinking_token_budget") and type(value) is int and value == -1:
@@ -292,10 +292,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         if not biases:
             return
         _ids("logit_bias", biases, None, "a map from token ids to numbers")
-        for token_id, bias in biases.items():
-            if isinstance(bias, bool) or not isinstance(bias, numbers.Real) or not math.isfinite(bias):
+        values = biases.values()
+        plain = set(map(type, values)) == {float} and not math.isnan(sum(values))
+        if plain and min(values) >= -MAX_LOGIT_BIAS and max(values) <= MAX_LOGIT_BIAS:
+            return
+        for token_id, bias in biases.items():  # abs() and not isfinite(), for which integers may be too large
+            if isinstance(bias, bool) or not isinstance(bias, numbers.Real) or not abs(bias) < math.inf:
                 _fail("logit_bias", {token_id: bias}, "a map from token ids to finite numbers")
-        clamped = {key: max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, float(bias))) for key, bias in biases.items()}
+        clamped = {key: float(max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, bias))) for key, bias in biases.items()}
         msgspec.structs.force_setattr(self, "logit_bias", clamped)
 
     def verify(self, *, vocab_size: int, limits: SamplingConfig) -> None:

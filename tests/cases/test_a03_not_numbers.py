@@ -19,7 +19,7 @@ BODIES = {
 }
 
 
-@pytest.mark.parametrize("value", ["NaN", "-Infinity", "Infinity", "1e999", "-1e400"])
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", "Infinity", "1e999", "-1e400", "1" + "0" * 400])
 @pytest.mark.parametrize("name", [*NUMBERS, "length_penalty"])
 @pytest.mark.parametrize("path", BODIES)
 def test_over_http(live_server: RunningServer, path: str, name: str, value: str) -> None:

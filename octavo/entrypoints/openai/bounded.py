@@ -42,7 +42,7 @@ def _check_biases(value: Any) -> Any:
     if type(value) is not dict or len(value) > MAX_IDS:
         raise ValueError(f"must be an object with at most {MAX_IDS} entries, from token ids to numbers")
     for key, bias in value.items():
-        if type(bias) not in (int, float) or not math.isfinite(bias):
+        if type(bias) not in (int, float) or not abs(bias) < math.inf:  # isfinite() cannot take any integer
             raise ValueError(f"the bias of {key[:40]!r} must be a finite number")
     return value
 
