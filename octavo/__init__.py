@@ -11,18 +11,19 @@ if TYPE_CHECKING:
     from octavo.engine.async_llm import AsyncLLM
     from octavo.engine.outputs import RequestOutput
     from octavo.entrypoints.llm import LLM
-    from octavo.messages import SamplingParams
+    from octavo.messages import BeamSearchParams, SamplingParams
 
     __version__: str
 
 _PUBLIC = {
     "AsyncLLM": "octavo.engine.async_llm:AsyncLLM",
+    "BeamSearchParams": "octavo.messages:BeamSearchParams",
     "LLM": "octavo.entrypoints.llm:LLM",
     "RequestOutput": "octavo.engine.outputs:RequestOutput",
     "SamplingParams": "octavo.messages:SamplingParams",
 }
 
-__all__ = ["LLM", "AsyncLLM", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncLLM", "BeamSearchParams", "RequestOutput", "SamplingParams", "__version__"]
 
 
 def _version() -> str:

@@ -4,6 +4,8 @@
     Samples    r.0 --prompt--+----  r.0 goes on; at the prompt's end r.1, r.2 ... are born, each with a token of its own
                              +----  r.1
                              +----  r.2
+    Beams      r --prompt--+--  r/1.0 --+--  r/2.0     each beam lives for one step: it wants one token, waits for the
+                           +--  r/1.1   +--  r/2.1     others, and the best continuations of all are the next ones
 
 A child is an ordinary request from its first step on. That it starts with its parent's blocks is the scheduler's work:
 families know neither blocks nor queues.
@@ -11,11 +13,23 @@ families know neither blocks nor queues.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+import msgspec
+
+from octavo.core.beam_search import Search
 from octavo.core.request import Request
-from octavo.messages import EngineCoreOutput, EngineCoreRequest, ModelRunnerOutput, TokenLogprobs
+from octavo.exceptions import RequestError
+from octavo.messages import (
+    EngineCoreOutput,
+    EngineCoreRequest,
+    FinishReason,
+    ModelRunnerOutput,
+    SamplingParams,
+    TokenLogprobs,
+)
 
 
 class Growth(NamedTuple):
@@ -120,6 +134,99 @@ class Samples:
         return (request,), (request_id, *self._unborn)
 
 
-def family_of(samples: Sequence[EngineCoreRequest]) -> Family:
-    """The family of a new request, whose first sample will run."""
-    return Samples(samples[1:]) if len(samples) > 1 else SOLO
+class Beams:
+    """A beam search: ``core.beam_search`` decides, this turns beams into requests and back.
+
+    A beam is a request for one token and its rivals' log-probabilities. Reported, it is parked: its blocks stay for its
+    children, which share them. The outputs come all at once, at the end, best first; a failing beam fails them all.
+    """
+
+    owed: Sequence[str]
+
+    def __init__(self, results: Sequence[EngineCoreRequest], *, limit: int) -> None:
+        """``results``: the outputs that are asked for; ``limit``: as of Request, for the whole search."""
+        self.owed = [result.request_id for result in results]
+        source, params = results[0], results[0].sampling_params
+        assert params.beam_search is not None
+        ends = {*params.stop_token_ids, *([] if params.ignore_eos else source.eos_token_ids)}
+        num_prompt_tokens = len(source.prompt_token_ids)
+        self._search = Search(
+            params.beam_search,
+            end_token_ids=ends,
+            max_tokens=limit - num_prompt_tokens,
+            min_tokens=params.min_tokens,
+            num_rivals=sys.maxsize if params.logprobs == -1 else params.logprobs or 0,
+        )
+        num_logprobs = -1 if params.logprobs == -1 else max(params.logprobs or 0, self._search.num_candidates)
+        self._stop_token_ids = set(params.stop_token_ids) - set(source.eos_token_ids)
+        self._width = params.beam_search.beam_width
+        beam_params = SamplingParams(
+            temperature=0.0, logprobs=num_logprobs, skip_reading_prefix_cache=params.skip_reading_prefix_cache
+        )
+        self._source = msgspec.structs.replace(source, sampling_params=beam_params)
+        self._beams: list[Request] = []
+        self._reports: dict[str, TokenLogprobs] = {}
+        self._generation = 0
+
+    def begin(self, queued_time: float) -> Request:
+        """The first beam: the prompt."""
+        limit = len(self._source.prompt_token_ids) + 1
+        self._beams = [Request(self._source, self, limit=limit, queued_time=queued_time)]
+        return self._beams[0]
+
+    @property
+    def num_unborn(self) -> int:
+        return self._width - 1 if self._generation == 0 else 0
+
+    def siblings(self) -> dict[str, int]:
+        return {}
+
+    def advance(
+        self, request: Request, result: ModelRunnerOutput, prompt_logprobs: list[TokenLogprobs] | None
+    ) -> Growth:
+        self._reports[request.request_id] = result.logprobs[request.request_id][0]
+        if len(self._reports) < len(self._beams):
+            return Growth(parked=True)
+        parents, self._generation = self._beams, self._generation + 1
+        chosen = self._search.advance([self._reports[beam.request_id] for beam in parents])
+        self._reports = {}
+        if not chosen:
+            return Growth(self._results(parents[0]), ended=parents)
+        born = [(parents[beam], self._child(parents[beam], i, token_id)) for i, (beam, token_id) in enumerate(chosen)]
+        self._beams = [child for _, child in born]
+        return Growth((), born, parents)
+
+    def _child(self, parent: Request, index: int, token_id: int) -> Request:
+        name = f"{self._source.request_id}/{self._generation}.{index}"
+        source = msgspec.structs.replace(self._source, request_id=name)
+        child = parent.fork(source, self, limit=parent.limit + 1)
+        child.token_ids.append(token_id)
+        return child
+
+    def _results(self, last: Request) -> list[EngineCoreOutput]:
+        """``last``: a beam that knows the times of the search."""
+        if len(self._search.finished) < len(self.owed):
+            raise RequestError(f"beam_width = {self._width}: the vocabulary has too few tokens for so many beams")
+        outputs = []
+        for request_id, (_, node, ended) in zip(self.owed, self._search.finished, strict=False):
+            path, stop = node.path(), node.token_id if node.token_id in self._stop_token_ids else None
+            told = last.output(
+                [step.token_id for step in path],
+                logprobs=[step.logprobs for step in path],
+                finish_reason=FinishReason.STOP if ended else FinishReason.LENGTH,
+                stop_reason=stop if ended else None,
+            )
+            outputs.append(msgspec.structs.replace(told, request_id=request_id))
+        return outputs
+
+    def end(self, request_id: str, request: Request | None) -> tuple[Sequence[Request], Sequence[str]]:
+        return self._beams, self.owed
+
+
+def first_request(source: EngineCoreRequest, *, limit: int, queued_time: float) -> Request:
+    """The request that computes the prompt. ``limit``: most tokens of a sequence."""
+    samples = source.samples()
+    if source.sampling_params.beam_search is not None:
+        return Beams(samples, limit=limit).begin(queued_time)
+    family = Samples(samples[1:]) if len(samples) > 1 else SOLO
+    return Request(samples[0], family, limit=limit, queued_time=queued_time)

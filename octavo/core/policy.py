@@ -14,7 +14,8 @@ POLICIES = {"fcfs": "octavo.core.policy:FcfsPolicy"}
 class Policy(Protocol):
     """A ranking of requests, seen as a queue, an order of service and a choice of victim.
 
-    No livelock: of the running requests, the one ranked first is never the victim while another one runs.
+    No livelock: of the running requests, the one ranked first is never the victim while another one runs. So a ranking
+    must be strict: samples of one request were queued at the same time, but each has its own ``Request.number``.
     """
 
     def __len__(self) -> int:

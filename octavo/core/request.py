@@ -14,6 +14,7 @@ Lengths, in tokens (their order is an invariant):
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -44,8 +45,11 @@ class RequestStatus(enum.Enum):
     FINISHED = "finished"
 
 
+_NUMBERS = itertools.count()
+
+
 class Request:
-    """One sequence and its life cycle.
+    """One sequence and its life cycle. ``number`` is unique in this process, and greater the later it was made.
 
     ``epoch`` counts its stays in the running set: a step's result is valid only if the request is still in the epoch
     in which the step was planned. ``family`` says what a sampled token leads to, beside a longer request.
@@ -58,6 +62,7 @@ class Request:
         "epoch",
         "family",
         "limit",
+        "number",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_confirmed_tokens",
@@ -76,6 +81,7 @@ class Request:
 
     def __init__(self, source: EngineCoreRequest, family: Family, *, limit: int, queued_time: float) -> None:
         """``limit``: number of tokens, prompt included, at which the request ends with reason "length"."""
+        self.number = next(_NUMBERS)
         self.source = source
         self.family = family
         self.request_id = source.request_id

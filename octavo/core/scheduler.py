@@ -19,7 +19,7 @@ from octavo.core.admission import (
     RequestLimits,
     max_tokens_that_fit,
 )
-from octavo.core.family import Family, family_of
+from octavo.core.family import Family, first_request
 from octavo.core.invariants import check_books
 from octavo.core.kv_cache.manager import KVCacheManager, Room
 from octavo.core.policy import POLICIES, Policy
@@ -86,12 +86,11 @@ class Scheduler:
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request. Raises ValidationError if it can never be served or its id is in use."""
-        samples = request.samples()
-        if any(sample.request_id in self._requests or sample.request_id in self._owing for sample in samples):
-            raise ValidationError(f"request id {request.request_id!r} is in use", parameter="request_id")
         self._limits.check(request)
-        family = family_of(samples)
-        queued = Request(samples[0], family, limit=self._limits.end(request), queued_time=self._clock())
+        queued = first_request(request, limit=self._limits.end(request), queued_time=self._clock())
+        family = queued.family
+        if any(name in self._requests or name in self._owing for name in (queued.request_id, *family.owed)):
+            raise ValidationError(f"request id {request.request_id!r} is in use", parameter="request_id")
         self._policy.enqueue(queued)
         self._requests[queued.request_id] = queued
         self._owing.update(dict.fromkeys(family.owed, family))

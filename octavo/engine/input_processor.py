@@ -84,6 +84,7 @@ class InputProcessor:
         bad_words = self._bad_words(params)
         constraint = params.structured_outputs
         grammar = None if constraint is None else self.grammars.check(constraint)
+        self._check_beams(params)
         number = next(self._counter)
         seed = derive_seed(self._seed, number) if params.seed is None else params.seed
         return EngineCoreRequest(
@@ -111,6 +112,25 @@ class InputProcessor:
             return params
         # it travels as a grammar, whose end is the request's
         return params.replace(structured_outputs=None, ignore_eos=False)
+
+    def _check_beams(self, params: SamplingParams) -> None:
+        """Beams need log-probabilities, and so many continuations that some are left if all others end."""
+        if params.beam_search is None:
+            return
+        if self._limits.logprobs_mode != "raw_logprobs":
+            mode = self._limits.logprobs_mode
+            raise ValidationError(
+                f"beam search needs --logprobs-mode raw_logprobs, and this server has {mode}", parameter="beam_search"
+            )
+        ends = {*params.stop_token_ids, *(() if params.ignore_eos else self._tokenizer.eos_token_ids)}
+        width, most = params.beam_search.beam_width, self._info.vocab_size // max(2, 1 + len(ends))
+        if width > most:
+            raise ValidationError(
+                f"beam_width must be at most {most}, for the model has {self._info.vocab_size} tokens and "
+                f"{len(ends)} of them end a text; got {width} (over HTTP it is best_of, or n)",
+                parameter="beam_width",
+                value=width,
+            )
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
         """Each word as token ids, as it begins a text and as it follows a space.

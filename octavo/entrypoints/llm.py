@@ -26,7 +26,7 @@ from octavo.entrypoints.interrupt import interrupt_event
 from octavo.entrypoints.progress import download_bar
 from octavo.entrypoints.sampling_defaults import read_sampling_defaults, sampling_overrides
 from octavo.exceptions import EngineDeadError, ValidationError
-from octavo.messages import FinishReason, RequestOutputKind, SamplingParams
+from octavo.messages import BeamSearchParams, FinishReason, RequestOutputKind, SamplingParams
 from octavo.tokenizer.base import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -107,6 +107,25 @@ class LLM:
     def get_default_sampling_params(self) -> SamplingParams:
         """What :meth:`generate` uses when it is given none: the model's own defaults, unless configured otherwise."""
         return SamplingParams(**self._defaults())
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams | Sequence[BeamSearchParams],
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Like :meth:`generate`, with the most probable sequences of a beam search instead of samples.
+
+        ``outputs`` of each RequestOutput are the ``n`` best, best first, each with its ``cumulative_logprob``.
+        """
+        parsed = [parse_prompt(item) for item in _as_prompts(prompts)]
+        listed = [params] if isinstance(params, BeamSearchParams) else params
+        if isinstance(listed, str | Mapping) or not all(isinstance(one, BeamSearchParams) for one in listed):
+            raise ValidationError("params must be BeamSearchParams, or a list", parameter="params")
+        sampling = [one.sampling_params() for one in listed]
+        chosen = sampling[0] if isinstance(params, BeamSearchParams) else sampling
+        return self._run(parsed, self._as_params(chosen, len(parsed)), use_tqdm)
 
     def get_tokenizer(self) -> Tokenizer:
         return self._live_engine().tokenizer

@@ -3,6 +3,7 @@
 Plain Python values only (no numpy, no torch), so that each message can cross a process border as msgpack.
 """
 
+from octavo.messages.beam_search import BeamSearchParams
 from octavo.messages.engine import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -15,6 +16,7 @@ from octavo.messages.engine import (
 from octavo.messages.fault import RequestFault
 from octavo.messages.kv_cache import KVCacheSpec
 from octavo.messages.sampling_params import (
+    BeamSearch,
     RepetitionDetectionParams,
     RequestOutputKind,
     SamplingParams,
@@ -24,6 +26,8 @@ from octavo.messages.step import CachedRequestData, ModelRunnerOutput, NewReques
 from octavo.messages.structured_outputs import StructuredOutputsParams
 
 __all__ = [
+    "BeamSearch",
+    "BeamSearchParams",
     "CachedRequestData",
     "EngineCoreOutput",
     "EngineCoreOutputs",

@@ -6,7 +6,7 @@ import enum
 import math
 import numbers
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -20,6 +20,7 @@ MAX_LOGIT_BIAS = 100.0  # OpenAI's range is [-100, 100]; values beyond are clamp
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_BAD_WORD = 256  # characters
 MAX_PATTERN = 1024  # tokens
+MAX_LENGTH_PENALTY = 10.0  # either way
 SHOWN = 80  # characters of a wrong value in a message
 
 FLAGS = (
@@ -154,6 +155,43 @@ class ThinkingTokens(msgspec.Struct, frozen=True, kw_only=True):
     end: int
 
 
+class BeamSearch(msgspec.Struct, frozen=True, kw_only=True):
+    """Keep the ``beam_width`` most probable sequences instead of drawing one; names and meaning are transformers'.
+
+    A finished sequence scores (sum of its tokens' log-probabilities) / (its output's length ** ``length_penalty``).
+    ``early_stopping`` True: stop with the ``beam_width``-th finished sequence; False: when the best running one, at its
+    present length, scores no better than the worst of these; "never": when it could not even at full length.
+    """
+
+    beam_width: int
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+
+    def __post_init__(self) -> None:
+        _integer("beam_width", self.beam_width, 1, None, "an integer, at least 1")
+        _number("length_penalty", self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY, "in [-10, 10]")
+        if type(self.early_stopping) is not bool and self.early_stopping != "never":
+            _fail("early_stopping", self.early_stopping, 'true, false or "never"')
+
+
+# What would change a beam's log-probabilities or end, or need rows that beams do not have: the field's neutral values.
+NOT_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
+    "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,),
+    "repetition_penalty": (1.0,),
+    "stop": ([],),
+    "bad_words": ([],),
+    "logit_bias": (None, {}),
+    "allowed_token_ids": (None,),
+    "logprob_token_ids": (None, []),
+    "prompt_logprobs": (None,),
+    "prompt_logprob_token_ids": (None,),
+    "repetition_detection": (None,),
+    "structured_outputs": (None,),
+    "thinking_token_budget": (None,),
+}
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Sampling and stopping of one request; names, defaults and ranges are vLLM's.
 
@@ -197,6 +235,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     skip_reading_prefix_cache: bool | None = None  # None: only as far as prompt logprobs need it
     stream_interval: int | None = None  # tokens between two outputs; a server's own, if greater, holds
     extra_args: dict[str, Any] | None = None  # accepted; no part of octavo reads them
+    beam_search: BeamSearch | None = None  # its n best sequences; nothing is drawn, so temperature, top_p ... are idle
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     def __post_init__(self) -> None:
@@ -215,6 +254,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 _ids(name, ids, None, "a list of token ids")
         self._check_id_lists()
         self._check_logit_bias()
+        if self.beam_search is not None:
+            self._check_beam_search(self.beam_search)
 
     def _check_kinds(self) -> None:
         for name in FLAGS:
@@ -302,6 +343,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         clamped = {key: float(max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, bias))) for key, bias in biases.items()}
         msgspec.structs.force_setattr(self, "logit_bias", clamped)
 
+    def _check_beam_search(self, beams: BeamSearch) -> None:
+        if not isinstance(beams, BeamSearch):
+            _fail("beam_search", beams, "a BeamSearch, or absent")
+        if self.n > beams.beam_width:
+            _fail("n", self.n, f"at most beam_width ({beams.beam_width}) with beam search")
+        for name, neutral in NOT_WITH_BEAMS.items():
+            if (value := getattr(self, name)) not in neutral:
+                _fail(name, value, "absent with beam search")
+
     def verify(self, *, vocab_size: int, limits: SamplingConfig) -> None:
         """Check against a model and a server's limits.
 
@@ -315,6 +365,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             _ids("thinking", ends, vocab_size, f"token ids in [0, {vocab_size - 1}]")
         if self.n > limits.max_n:
             _fail("n", self.n, f"at most {limits.max_n}, the server's --max-n")
+        if self.beam_search is not None and self.beam_search.beam_width > limits.max_n:
+            rule = f"at most {limits.max_n}, the server's --max-n (over HTTP it is best_of, or n)"
+            _fail("beam_width", self.beam_search.beam_width, rule)
         if len(self.bad_words) > limits.max_bad_words:
             rule = f"a list of at most {limits.max_bad_words} words, the server's --max-bad-words"
             _fail("bad_words", f"{len(self.bad_words)} words", rule)

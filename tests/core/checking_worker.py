@@ -28,6 +28,7 @@ from octavo.messages import (
     SchedulerOutput,
     TokenLogprobs,
 )
+from tests.core.beam_reference import beam_search
 
 VOCAB = 23
 EOS = 0
@@ -96,6 +97,46 @@ def expected_output(request: EngineCoreRequest, limit: int) -> tuple[list[int], 
             return output, FinishReason.LENGTH
 
 
+def token_logprobs(history: int) -> list[float]:
+    """By token id, for beams. Coarse, so that there are ties."""
+    return [-(hash((history, token_id)) // 11 % 40) / 4 for token_id in range(VOCAB)]
+
+
+def ranked_logprobs(history: int, count: int) -> TokenLogprobs:
+    """The ``count`` best of :func:`token_logprobs`, behind the first one as the token that was sampled."""
+    row = token_logprobs(history)
+    ids = sorted(range(VOCAB), key=lambda token_id: (-row[token_id], token_id))[:count]
+    ids.insert(0, ids[0])
+    return TokenLogprobs(ids, [row[token_id] for token_id in ids], [1, *range(1, len(ids))])
+
+
+def expected_beams(request: EngineCoreRequest, limit: int) -> list[tuple[list[int], FinishReason]]:
+    """What a beam search must give, best first."""
+    params, prompt = request.sampling_params, request.prompt_token_ids
+    assert params.beam_search is not None
+    ends = {*params.stop_token_ids, *([] if params.ignore_eos else request.eos_token_ids)}
+    start = empty_history(request.cache_salt)
+    for token_id in prompt:
+        start = extend_history(start, token_id)
+
+    def row(output: tuple[int, ...]) -> list[float]:
+        history = start
+        for token_id in output:
+            history = extend_history(history, token_id)
+        return token_logprobs(history)
+
+    found = beam_search(
+        row,
+        width=params.beam_search.beam_width,
+        ends=ends,
+        max_tokens=min(params.max_tokens or limit, limit - len(prompt)),
+        length_penalty=params.beam_search.length_penalty,
+        early_stopping=params.beam_search.early_stopping,
+        min_tokens=params.min_tokens,
+    )
+    return [(list(output), FinishReason.STOP if output[-1] in ends else FinishReason.LENGTH) for _, output in found]
+
+
 def expected_prompt_logprobs(request: EngineCoreRequest) -> list[TokenLogprobs]:
     history, result = empty_history(request.cache_salt), []
     prompt = request.prompt_token_ids
@@ -114,6 +155,7 @@ class _State:
         self.num_prompt_tokens = new.num_prompt_tokens
         self.sample_index = new.sample_index
         self.siblings = new.siblings
+        self.num_logprobs = new.sampling_params.logprobs
         self.wants_prompt_logprobs = new.sampling_params.prompt_logprobs is not None
         self.histories = [empty_history(salt)]  # histories[p]: before position p
 
@@ -183,6 +225,8 @@ class CheckingWorker:
             for name, index in [(request_id, state.sample_index), *state.siblings.items()]:
                 output.sampled_token_ids[name] = [sample(state.history(end), index) if sound else GARBAGE]
             state.siblings = {}
+            if state.num_logprobs is not None:
+                output.logprobs[request_id] = [ranked_logprobs(state.history(end) if sound else 0, state.num_logprobs)]
             state.tokens += output.sampled_token_ids[request_id]
 
     def _cell(self, state: _State, position: int) -> tuple[int, int]:
@@ -204,7 +248,8 @@ class CheckingWorker:
             self.states.pop(request_id, None)  # unknown if planning its first step failed
         for new in plan.new_requests:
             assert new.request_id not in self.states
-            self.states[new.request_id] = _State(new, self.salts.get(new.request_id))
+            name = new.request_id.split("/")[0]  # a beam has the salt of its search
+            self.states[new.request_id] = _State(new, self.salts.get(name))
         for cached in plan.cached_requests:
             state = self.states[cached.request_id]
             assert cached.num_computed_tokens == state.num_computed
@@ -258,8 +303,8 @@ class SortedByPriority(ByPriority):
         return sorted(running, key=_rank)
 
 
-def _rank(request: Request) -> tuple[int, float]:
-    return request.source.priority, request.queued_time
+def _rank(request: Request) -> tuple[int, float, int]:
+    return request.source.priority, request.queued_time, request.number
 
 
 @dataclass
@@ -295,6 +340,7 @@ class Loop:
         self.requests: dict[str, EngineCoreRequest] = {}
         self.received: dict[str, Received] = {}
         self.num_plans = 0
+        self._beams: dict[str, list[tuple[list[int], FinishReason]]] = {}
 
     def add(self, request: EngineCoreRequest) -> None:
         self.scheduler.add_request(request)
@@ -340,8 +386,13 @@ class Loop:
                 assert block.ref_count == 1, f"{request_id} writes into {block}"
 
     def run(self) -> None:
-        """Until nothing is left; more steps than an uncontended run of each request after the other is a livelock."""
-        bound = self.num_plans + sum(min(self.limit, 1000) + 4 for _ in self.requests) + 8
+        """Until nothing is left; more steps than an uncontended run of each request after the other is a livelock.
+
+        (A beam may have to be computed again for each of its tokens, if the pool cannot hold them all.)
+        """
+        beams = [one.sampling_params.beam_search for one in self.requests.values()]
+        longest = min(self.limit, 1000) + 4
+        bound = self.num_plans + sum(longest if one is None else one.beam_width * longest**2 for one in beams) + 8
         while self.scheduler.has_requests() or self.in_flight:
             self.step()
             assert self.num_plans < bound, "livelock"
@@ -354,13 +405,22 @@ class Loop:
         """Each finished request gave what it gives alone (or, if it was ended from outside, the beginning of that)."""
         for request_id, received in self.received.items():
             request = self.requests[request_id]
-            tokens, reason = expected_output(request, self.limit)
+            if request.sampling_params.beam_search is not None:
+                tokens, reason = self._expected_beam(request)
+            else:
+                tokens, reason = expected_output(request, self.limit)
             if received.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
                 assert (received.tokens, received.finish_reason) == (tokens, reason)
                 if request.sampling_params.prompt_logprobs is not None:
                     assert received.prompt_logprobs == expected_prompt_logprobs(request)
             else:
                 assert received.tokens == tokens[: len(received.tokens)]
+
+    def _expected_beam(self, request: EngineCoreRequest) -> tuple[list[int], FinishReason]:
+        name = request.request_id.split(".")[0]
+        if name not in self._beams:
+            self._beams[name] = expected_beams(request, self.limit)
+        return self._beams[name][request.sample_index]
 
     def _receive(self, outputs: list[EngineCoreOutput]) -> None:
         for output in outputs:

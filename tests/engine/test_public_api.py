@@ -27,7 +27,7 @@ def test_sampling_params_alone_load_no_numpy() -> None:
 
 
 def test_public_names() -> None:
-    assert octavo.__all__ == ["LLM", "AsyncLLM", "RequestOutput", "SamplingParams", "__version__"]
+    assert octavo.__all__ == ["LLM", "AsyncLLM", "BeamSearchParams", "RequestOutput", "SamplingParams", "__version__"]
     for name in octavo.__all__:
         assert getattr(octavo, name) is getattr(octavo, name)
         assert name in dir(octavo)

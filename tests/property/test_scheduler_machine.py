@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from octavo.config import SchedulerConfig
 from octavo.core.policy import FcfsPolicy
 from octavo.exceptions import ValidationError
-from octavo.messages import FinishReason
+from octavo.messages import BeamSearch, EngineCoreRequest, FinishReason
 from tests.core.checking_worker import VOCAB, ByPriority, Loop, SortedByPriority, cache_config, make_request
 
 # Prompts are cut out of a few texts, so that many share a beginning.
@@ -55,8 +56,18 @@ sampling = st.fixed_dictionaries(
         "salt": st.sampled_from([None, None, None, None, "a"]),
         "priority": st.integers(0, 2),
         "n": st.sampled_from([1, 1, 1, 2, 4]),
+        "num_beams": st.sampled_from([0, 0, 0, 0, 1, 3]),
     }
 )
+
+
+def request_of(name: str, prompt: list[int], params: dict[str, Any]) -> EngineCoreRequest:
+    params = dict(params)
+    if num_beams := params.pop("num_beams"):
+        early = ("never", False, True)[len(prompt) % 3]
+        params["beam_search"] = BeamSearch(beam_width=num_beams + int(params["n"]), early_stopping=early)
+        params["prompt_logprobs"] = None
+    return make_request(name, prompt, **params)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -69,8 +80,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.sample_ids: list[str] = []
 
     @rule(prompt=prompts(), params=sampling)
-    def add(self, prompt: list[int], params: dict[str, object]) -> None:
-        request = make_request(f"r{self.num_requests}", prompt, **params)
+    def add(self, prompt: list[int], params: dict[str, Any]) -> None:
+        request = request_of(f"r{self.num_requests}", prompt, params)
         self.num_requests += 1
         with contextlib.suppress(ValidationError):
             self.loop.add(request)
@@ -94,7 +105,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def break_request(self, data: st.DataObject) -> None:
         if self.sample_ids:
-            self.loop.worker.failing.add(data.draw(st.sampled_from(self.sample_ids)))
+            name = data.draw(st.sampled_from(self.sample_ids))
+            beam = data.draw(st.sampled_from(["", "/1.0", "/2.1", "/3.0"]))
+            self.loop.worker.failing.add(name + beam)
 
     @rule()
     def reset_prefix_cache(self) -> None:
@@ -123,15 +136,16 @@ def test_every_request_of_a_crowd_gives_what_it_gives_alone(loop: Loop, batch: l
     admitted = 0
     for number, (prompt, params) in enumerate(batch):
         try:
-            loop.add(make_request(f"r{number}", prompt, **params))
+            loop.add(request_of(f"r{number}", prompt, params))
             admitted += int(params["n"])
         except ValidationError:
             continue
     loop.run()
     loop.check_results()
     assert len(loop.received) == admitted
-    for received in loop.received.values():
+    for name, received in loop.received.items():
         assert received.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
-        assert received.outputs[0].queued_time is not None
-        assert received.outputs[0].scheduled_time is not None
+        if loop.requests[name].sampling_params.beam_search is None or name.partition(".")[2] in ("", "0"):
+            assert received.outputs[0].queued_time is not None
+            assert received.outputs[0].scheduled_time is not None
         assert all(output.queued_time is None for output in received.outputs[1:])

@@ -174,7 +174,6 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str]] = [
     ("chat", {"stream_options": {"include_usage": True}}, "stream_options"),
     ("chat", {"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
     ("completions", {"suffix": "x"}, "suffix"),
-    ("completions", {"use_beam_search": True}, "use_beam_search"),
     ("completions", {"best_of": 2}, "best_of"),
     ("completions", {"bad_words": [""]}, "bad_words"),
     ("completions", {"prompt": []}, "prompt"),
@@ -385,7 +384,6 @@ async def test_fields_reach_the_engine(client: httpx.AsyncClient, engine: FakeEn
 async def test_a_refusal_says_what_to_do_instead(client: httpx.AsyncClient) -> None:
     for field, value, words in (
         ("suffix", "end", "fill-in-the-middle"),
-        ("use_beam_search", True, "n samples"),
         ("best_of", 3, "n samples"),
     ):
         error = (await client.post("/v1/completions", json={"prompt": "x", field: value})).json()["error"]

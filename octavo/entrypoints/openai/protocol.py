@@ -22,11 +22,9 @@ GUIDED = ("guided_choice", "guided_grammar", "guided_json", "guided_json_object"
 # field -> values that change nothing (None always does not)
 REFUSED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(GUIDED, ()),
-    "best_of": (1,),
     "ec_transfer_params": (),
     "kv_transfer_params": (),
     "logits_processors": ([],),
-    "use_beam_search": (False,),
 }
 REFUSED_IN_COMPLETIONS: dict[str, tuple[Any, ...]] = {"prompt_embeds": (), "suffix": ("",)}
 REFUSED_IN_CHAT: dict[str, tuple[Any, ...]] = {
@@ -42,9 +40,7 @@ REFUSED_IN_CHAT: dict[str, tuple[Any, ...]] = {
 # what to do instead
 ADVICE = {
     **dict.fromkeys(GUIDED, "it is a field of structured_outputs"),
-    "best_of": "ask for n samples and choose among them",
     "suffix": "put the text before and after the gap into the prompt, with the model's own fill-in-the-middle tokens",
-    "use_beam_search": "ask for n samples instead",
 }
 # accepted and without effect, as in vLLM: they say who asks, or what to do with the answer afterwards
 IGNORED = frozenset(
@@ -91,7 +87,10 @@ class GenerationRequest(BaseModel):
     repetition_detection: dict[str, Any] | None = None
     thinking_token_budget: int | None = None
     skip_reading_prefix_cache: bool | None = None
-    length_penalty: float | None = None  # of beam search, which is refused
+    use_beam_search: bool | None = False
+    best_of: int | None = None  # the beams' number; n of them are returned
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
     vllm_xargs: dict[str, Any] | None = None  # SamplingParams.extra_args
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None

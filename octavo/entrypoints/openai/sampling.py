@@ -7,7 +7,8 @@ from typing import Any
 
 from octavo.entrypoints.openai.constraints import constraint
 from octavo.entrypoints.openai.protocol import GenerationRequest
-from octavo.messages import RequestOutputKind, SamplingParams
+from octavo.exceptions import ValidationError
+from octavo.messages import BeamSearch, RequestOutputKind, SamplingParams
 
 PASSED_ON = (
     *("n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
@@ -16,6 +17,26 @@ PASSED_ON = (
     *("skip_special_tokens", "spaces_between_special_tokens", "repetition_detection", "thinking_token_budget"),
     *("skip_reading_prefix_cache", "stream_interval"),
 )
+
+
+def beams(request: GenerationRequest) -> BeamSearch | None:
+    """The beam search that is asked for. Raises ValidationError for options of one where none is."""
+    n, width = max(request.n or 1, 1), request.best_of
+    if not request.use_beam_search:
+        if width not in (None, 1, n):
+            raise ValidationError(
+                f"best_of = {width} is only allowed with use_beam_search; ask for n samples and choose among them",
+                parameter="best_of",
+                value=width,
+            )
+        return None
+    if width is not None and width < n:
+        raise ValidationError(f"best_of must be at least n ({n}), got {width}", parameter="best_of", value=width)
+    return BeamSearch(
+        beam_width=n if width is None else width,
+        length_penalty=1.0 if request.length_penalty is None else request.length_penalty,
+        early_stopping=request.early_stopping or False,
+    )
 
 
 def sampling_params(
@@ -27,7 +48,9 @@ def sampling_params(
     prompt_logprobs: int | None,
 ) -> SamplingParams:
     """SamplingParams of one prompt. Raises ValidationError naming the field that is out of range."""
-    chosen: dict[str, Any] = {}
+    chosen: dict[str, Any] = {"beam_search": beams(request)}
+    if chosen["beam_search"] is not None:
+        defaults = {}  # they say how to draw, and nothing is drawn
     for name in PASSED_ON:
         value = getattr(request, name)
         if value is None:
