@@ -105,7 +105,10 @@ def test_a_demanded_call_keeps_to_its_schema(server: RunningServer, seed: int) -
         "name": "paint",
         "parameters": {
             "type": "object",
-            "properties": {"colour": {"type": "string", "enum": choices}, "coats": {"type": "integer", "maximum": 99}},
+            "properties": {
+                "colour": {"type": "string", "enum": choices},
+                "coats": {"type": "integer", "minimum": 0, "maximum": 99},
+            },
             "required": ["colour", "coats"],
             "additionalProperties": False,
         },

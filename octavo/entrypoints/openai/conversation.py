@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import UnsetType
 
+from octavo.entrypoints.openai.answer_constraint import answer_constraint
 from octavo.entrypoints.openai.answers import RequestTimes
-from octavo.entrypoints.openai.call_constraint import call_constraint
 from octavo.entrypoints.openai.generation import Generation, UsageCounter, response_id
 from octavo.entrypoints.openai.parsers.base import Content, Delta, Reasoning, ToolCallDelta
 from octavo.entrypoints.openai.prompts import ChatPrompt, ChatSetup, chat_setup, encode_chat, output_budget, truncate
@@ -250,7 +250,7 @@ async def prepare(
 
 
 def _for_reading(params: SamplingParams, request: ChatRequest, setup: ChatSetup, prompt: ChatPrompt) -> SamplingParams:
-    """``params``, so that the parsers see their tags and demanded calls come."""
+    """``params``, so that the parsers see their tags, and the text is held to what calls and content must be."""
     changes: dict[str, Any] = {}
     if tags := setup.format.think_tags + (setup.format.call_tags if setup.use.schemas else ()):
         changes["shown_special_token_ids"] = list(tags)
@@ -258,8 +258,14 @@ def _for_reading(params: SamplingParams, request: ChatRequest, setup: ChatSetup,
     start, end = None if thinking else setup.format.think_start, setup.format.think_end
     if params.thinking_token_budget is not None and end is not None and (thinking or start is not None):
         changes["thinking"] = ThinkingTokens(start=start, end=end)
-    constraint = call_constraint(setup, parallel=request.parallel_tool_calls is not False, thinking=thinking)
-    if constraint is not None:
+    constraint = answer_constraint(
+        setup,
+        params.structured_outputs,
+        parallel=request.parallel_tool_calls is not False,
+        thinking=thinking,
+        raw=request.structured_outputs is not None,
+    )
+    if constraint is not params.structured_outputs:
         changes["structured_outputs"] = constraint
     return params.replace(**changes) if changes else params
 

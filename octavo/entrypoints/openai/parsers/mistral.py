@@ -12,9 +12,14 @@ from octavo.entrypoints.openai.parsers.tool_format import CallSyntax, ToolFormat
 TAG, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
 ARRAY = CallSyntax(
-    trigger=TAG + "[", before_name='{"name": "', after_name='", "arguments": ', end="}", between=", ",
+    trigger=TAG,
+    opening=TAG + "[",
+    before_name='{"name": "',
+    after_name='", "arguments": ',
+    end="}",
+    between=", ",
     closing="]",
-)  # fmt: skip
+)
 NAMED = CallSyntax(trigger=TAG, before_name=TAG, after_name=ARGS, end="", between="")
 BARE = CallSyntax(trigger=TAG, before_name=TAG, after_name="", end="", between="")
 
