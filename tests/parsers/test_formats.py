@@ -58,6 +58,7 @@ CALLS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("hermes", '{"name": "now", "arguments": {}}', "", [("now", {})]),
     ("hermes", ' {"name": "now"}\n{"name": "get_weather", "arguments": {}}\n', "", [("now", {}), ("get_weather", {})]),
     ("hermes", '{{"name": "now", "arguments": {"a": 1}}}', "", [("now", {"a": 1})]),
+    ("hermes", '\n<tool_call>{"name": "now"}</tool_call>\n', "", [("now", {})]),
     ("hermes", '{"name": "Ann"}', '{"name": "Ann"}', []),
     ("hermes", 'So:\n```json\n{\n  "name": "now",\n  "arguments": {}\n}\n```\n', "So:", [("now", {})]),
     ("hermes", '```\n{"name": "now"}\n```\nSo.', "\nSo.", [("now", {})]),

@@ -67,6 +67,10 @@ class Cursor:
         """What was consumed since :meth:`hold`."""
         return self._text[self._held : self._at]
 
+    def back(self) -> None:
+        """Give back what was consumed since :meth:`hold`."""
+        self._at = self._held
+
     # ---- reading
 
     def _more(self) -> Step[bool]:

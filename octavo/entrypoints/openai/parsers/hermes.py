@@ -33,7 +33,7 @@ def _grammar(cursor: Cursor, tools: Tools) -> Step[None]:
         called = yield from json_calls(cursor, calls, known=tools)
     else:
         called = False
-        cursor.say(cursor.since())
+        cursor.back()
     closing = ""  # the one that is still to come
     while tag := (yield from cursor.until((*TAGS, closing) if closing else TAGS, cursor.say, after_call=called)):
         if tag == closing:
