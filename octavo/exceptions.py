@@ -8,6 +8,7 @@ OctavoError
 │   └── ModelNotFound      no such name, file, folder or hub id
 ├── ValidationError        one request is wrong (names parameter and value; HTTP 400)
 ├── RequestError           one request failed while running (HTTP 500 for that request alone)
+├── OverloadedError        too much is waiting; the request was not taken in (HTTP 429)
 ├── EngineDeadError        the engine core is gone (HTTP 503)
 │   └── EngineRestartingError  for now: another one is being started
 ├── KernelError            a backend cannot run an op
@@ -60,6 +61,17 @@ class ValidationError(OctavoError):
 
 class RequestError(OctavoError):
     """One request failed while it ran; others are unaffected."""
+
+
+class OverloadedError(OctavoError):
+    """A request was refused because too much waits; nothing of it was done.
+
+    ``reason`` is the limit that it would have passed, ``retry_after`` the seconds until it may fit (None: unknown).
+    """
+
+    def __init__(self, message: str, *, reason: str, retry_after: float | None = None):
+        super().__init__(message)
+        self.reason, self.retry_after = reason, retry_after
 
 
 class EngineDeadError(OctavoError):

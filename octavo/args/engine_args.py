@@ -23,6 +23,7 @@ from octavo.config import (
     ChatConfig,
     EngineConfig,
     ModelConfig,
+    QueueConfig,
     SamplingConfig,
     SchedulerConfig,
     ServerConfig,
@@ -37,6 +38,7 @@ SECTIONS: dict[str, type] = {
     "scheduler": SchedulerConfig,
     "backend": BackendConfig,
     "sampling": SamplingConfig,
+    "queue": QueueConfig,
     "supervisor": SupervisorConfig,
     "structured_outputs": StructuredOutputsConfig,
 }

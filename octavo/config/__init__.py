@@ -11,6 +11,7 @@ from octavo.config.engine import (
     EngineConfig,
     LogprobsMode,
     ModelConfig,
+    QueueConfig,
     SamplingConfig,
     SchedulerConfig,
     StructuredOutputsConfig,
@@ -19,4 +20,11 @@ from octavo.config.engine import (
 from octavo.config.server import ServerConfig
 
 __all__ = ["BackendConfig", "CacheConfig", "ChatConfig", "EngineConfig", "LogprobsMode", "ModelConfig"]
-__all__ += ["SamplingConfig", "SchedulerConfig", "ServerConfig", "StructuredOutputsConfig", "SupervisorConfig"]
+__all__ += [
+    "QueueConfig",
+    "SamplingConfig",
+    "SchedulerConfig",
+    "ServerConfig",
+    "StructuredOutputsConfig",
+    "SupervisorConfig",
+]

@@ -180,6 +180,23 @@ class SupervisorConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class QueueConfig:
+    """How much may wait in a server before further requests are refused; see docs/guides/overload-and-fairness.md."""
+
+    max_num_queued_reqs: int | None = option(
+        None, "most sequences that wait before requests are refused with 429 (default: 16 x max_num_seqs; 0: no end)"
+    )
+    max_num_queued_tokens: int = option(
+        2**20, "most prompt tokens that wait before requests are refused with 429 (0: no end)", tokens=True
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_queued_reqs", "max_num_queued_tokens"):
+            value = getattr(self, name)
+            _require(value is None or 0 <= value <= MAX_TOKENS, name, value, f"0..{MAX_TOKENS}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class StructuredOutputsConfig:
     """What a constraint on the text may cost, and how JSON is written."""
 
@@ -205,5 +222,6 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     backend: BackendConfig = field(default_factory=BackendConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    queue: QueueConfig = field(default_factory=QueueConfig)
     supervisor: SupervisorConfig = field(default_factory=SupervisorConfig)
     structured_outputs: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)

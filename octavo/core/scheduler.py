@@ -123,7 +123,8 @@ class Scheduler:
                 self._drop(entry.request, error, step)
 
         while step.num_preempted == 0:
-            waiting = self._policy.peek(self._readiness.is_ready)
+            self._counters.num_deferred = 0
+            waiting = self._policy.peek(self._is_ready)
             if waiting is None:
                 break
             try:
@@ -204,6 +205,12 @@ class Scheduler:
         self._policy.requeue(victim)
         self._counters.num_preemptions += 1
 
+    def _is_ready(self, request: Request) -> bool:
+        """Has ``request`` all that it needs of its own? Those passed over are counted."""
+        ready = self._readiness.is_ready(request)
+        self._counters.num_deferred += not ready
+        return ready
+
     def _admit(self, request: Request, step: StepBuilder) -> bool:
         """Start a waiting request behind its longest cached prefix. False, and nothing changed, if it must wait."""
         if step.tokens_left == 0 or not all(rule.admits(request, self._running) for rule in self._rules):
@@ -218,6 +225,8 @@ class Scheduler:
         if room is None:  # while others run, blocks will become free
             return not self._running and self._reclaim(request) and self._admit(request, step)
         is_first = request.scheduled_time is None
+        if is_first:
+            self._counters.admitted_ids.append(request.request_id)
         if is_first and self._kv.enable_prefix_caching and request.num_reusable_tokens:
             self._counters.count_lookup(request.num_prompt_tokens, num_cached)
         self._policy.remove(request)
@@ -382,6 +391,8 @@ class Scheduler:
             num_preemptions_delta=counters.num_preemptions,
             iteration_tokens=iteration_tokens,
             step_seconds=step_seconds,
+            num_deferred=counters.num_deferred,
+            admitted_ids=counters.admitted_ids,
         )
         counters.reset()
         return report

@@ -14,7 +14,7 @@ import contextlib
 import itertools
 import logging
 import os
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from octavo.config import EngineConfig
 from octavo.engine.core_client import AsyncCoreClient
@@ -27,6 +27,7 @@ from octavo.engine.outputs import RequestOutput
 from octavo.engine.parallel_sampling import ParentRequest
 from octavo.engine.prompts import Prompt, parse_prompt
 from octavo.engine.supervisor import Supervisor
+from octavo.engine.waiting_room import Load, Place, WaitingRoom
 from octavo.exceptions import EngineDeadError, EngineRestartingError, OctavoError, RequestError, ValidationError
 from octavo.messages import (
     EngineCoreOutputs,
@@ -38,6 +39,7 @@ from octavo.messages import (
     SchedulerStats,
 )
 from octavo.metrics.prometheus import EngineMetrics
+from octavo.metrics.service_rate import ServiceRate
 from octavo.metrics.stats import IterationStats
 from octavo.metrics.throughput import ThroughputLog
 from octavo.tokenizer import load_tokenizer
@@ -83,6 +85,9 @@ class AsyncLLM:
         self._input = InputProcessor(tokenizer, info, config)
         self._output = OutputProcessor(tokenizer, config.sampling.stream_interval)
         self._collectors: dict[ParentRequest, OutputCollector] = {}
+        self._rate = ServiceRate()
+        self._room = WaitingRoom(config.queue, config.scheduler.max_num_seqs, self._rate, self.metrics.count_rejection)
+        self._places: dict[str, Place] = {}  # by the id of the sequence that will run first
         self._numbers = itertools.count()
         self._closing = False
         self._drained = asyncio.Event()
@@ -117,6 +122,18 @@ class AsyncLLM:
         if constraint is not None and not self._input.grammars.known(constraint):
             await asyncio.to_thread(self._input.grammars.check, constraint)
 
+    def check_queue(self) -> None:
+        """Raises OverloadedError if no request at all would be taken in now."""
+        self._room.check()
+
+    def reserve(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Place]:
+        """Places in the queue for all prompts (token ids) of one request, to be given to :meth:`generate`.
+
+        Raises OverloadedError if they do not fit together.
+        """
+        loads = [Load(p.n, len(ids), p.n * (p.max_tokens or 0)) for ids, p in zip(prompts, params, strict=True)]
+        return self._room.enter(loads)
+
     def generate(
         self,
         prompt: Prompt,
@@ -125,13 +142,15 @@ class AsyncLLM:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        place: Place | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Check the request now, and return its stream; it is submitted when iteration begins.
 
         A prompt is text, token ids, or a dict with ``prompt`` or ``prompt_token_ids`` (and ``cache_salt``).
-        Raises ValidationError and EngineDeadError at the call. The iterator raises RequestError if a sequence fails
-        while it runs, EngineDeadError if the core dies in the middle of the answer, and EngineRestartingError if it
-        has not come back in time. Closing or cancelling the iterator aborts the request.
+        Raises ValidationError, OverloadedError (unless it has a ``place``) and EngineDeadError at the call. The
+        iterator raises RequestError if a sequence fails while it runs, EngineDeadError if the core dies in the middle
+        of the answer, and EngineRestartingError if it has not come back in time. Closing or cancelling the iterator
+        aborts the request.
         ``request_id`` is only echoed and may repeat. Text is tokenised here, with special tokens; pass token ids to
         choose otherwise. A consumer slower than the engine gets several steps' outputs as one.
         """
@@ -140,15 +159,18 @@ class AsyncLLM:
         salt = cache_salt if cache_salt is not None else parsed.cache_salt
         request = self._input.process(parsed.prompt, sampling_params, priority=priority, cache_salt=salt)
         external_id = request_id if request_id is not None else f"request-{next(self._numbers)}"
-        return self._stream(external_id, parsed.text, request)
+        if place is None:
+            (place,) = self.reserve([request.prompt_token_ids], [request.sampling_params])
+        return self._stream(external_id, parsed.text, request, place)
 
     async def _stream(
-        self, request_id: str, prompt: str | None, request: EngineCoreRequest
+        self, request_id: str, prompt: str | None, request: EngineCoreRequest, place: Place
     ) -> AsyncGenerator[RequestOutput, None]:
         self._check_alive()
         collector = OutputCollector(request.sampling_params.output_kind)
         parent = ParentRequest(request_id, prompt, request, collector.put)
         self._collectors[parent] = collector
+        self._places[parent.child_ids[0]] = place
         try:
             self._output.add(parent)
             self._gate.enter(parent)
@@ -160,6 +182,8 @@ class AsyncLLM:
                 yield output
         finally:
             self._abort(parent)
+            place.leave()
+            self._places.pop(parent.child_ids[0], None)
             del self._collectors[parent]
             if not self._collectors:
                 self._drained.set()
@@ -240,7 +264,11 @@ class AsyncLLM:
         if len(self._output):
             self._client.expect_answer()
         if outputs.stats is not None:
-            self.num_running = outputs.stats.num_running
+            self.num_running = self._room.num_running = outputs.stats.num_running
+            for request_id in outputs.stats.admitted_ids:
+                if (place := self._places.pop(request_id, None)) is not None:
+                    place.leave()
+        self._rate.record(outputs, processed.iteration)
         self.metrics.record(outputs.stats, processed.iteration)
         self._throughput.record(outputs.stats, processed.iteration)
         self._gate.heard([output.request_id for output in outputs.outputs])

@@ -187,7 +187,8 @@ class EngineCore:
                     return  # whoever waits, waits for a grammar
                 raise EngineDeadError("the scheduler has requests but plans nothing for them")
             self._in_flight.append((plan, self._execute(plan)))
-            if self._told != (counts := (self._scheduler.num_running, self._scheduler.num_waiting)):
+            counts = (self._scheduler.num_running, self._scheduler.num_waiting)
+            if self._told != counts or plan.new_requests:
                 self._told = counts
                 self._on_scheduled(self._scheduler.stats())
 

@@ -98,6 +98,8 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     num_preemptions_delta: int = 0
     iteration_tokens: int = 0  # tokens computed in this step
     step_seconds: float = 0.0
+    num_deferred: int = 0  # of the waiting, found to lack something of their own (a grammar) when last looked at
+    admitted_ids: list[str] = []  # requests that left the queue for the first time, since the previous message
 
 
 class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

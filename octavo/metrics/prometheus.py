@@ -17,6 +17,7 @@ from octavo.metrics.table import (
     FINISHED_REASONS,
     METRICS,
     PROMPT_TOKEN_SOURCES,
+    REJECTION_REASONS,
     WAITING_REASONS,
     Metric,
     token_count_buckets,
@@ -42,6 +43,8 @@ class EngineMetrics:
         self._reasons = self._children("request_success", "finished_reason", FINISHED_REASONS)
         self._sources = self._children("prompt_tokens_by_source", "source", PROMPT_TOKEN_SOURCES)
         self._waiting_reasons = self._children("num_requests_waiting_by_reason", "reason", WAITING_REASONS)
+        self._rejections = self._children("admission_rejections", "reason", REJECTION_REASONS)
+        self._num_deferred = 0  # of the waiting, by the last report
         self._plain = {m.name: self._metrics[m.name].labels(**self._labels) for m in METRICS if self._is_plain(m)}
         self._failed = False
 
@@ -81,7 +84,13 @@ class EngineMetrics:
         """The two gauges of requests, for a front end that knows better than the last report."""
         self._plain["num_requests_running"].set(running)
         self._plain["num_requests_waiting"].set(waiting)
-        self._waiting_reasons["capacity"].set(waiting)
+        deferred = min(self._num_deferred, waiting)
+        self._waiting_reasons["capacity"].set(waiting - deferred)
+        self._waiting_reasons["deferred"].set(deferred)
+
+    def count_rejection(self, reason: str) -> None:
+        """A request was refused because of the limit ``reason``."""
+        self._rejections[reason].inc()
 
     def count_restart(self, waiting: int) -> None:
         """The core is a new one: its pool is empty, nothing runs, and ``waiting`` sequences wait."""
@@ -95,6 +104,7 @@ class EngineMetrics:
 
     def _record_scheduler(self, stats: SchedulerStats) -> None:
         plain = self._plain
+        self._num_deferred = stats.num_deferred
         self.set_requests(stats.num_running, stats.num_waiting)
         plain["kv_cache_usage_perc"].set(stats.kv_cache_usage)
         self._count(plain["num_preemptions"], stats.num_preemptions_delta)

@@ -53,6 +53,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("prompt_tokens_by_source", "counter", "Prompt tokens by where their KV came from.", ("source",)),
     Metric("generation_tokens", "counter", "Tokens generated."),
     Metric("request_success", "counter", "Requests ended, by reason.", ("finished_reason",)),
+    Metric("admission_rejections", "counter", "Requests refused because too much waited, by limit.", ("reason",)),
     Metric("time_to_first_token_seconds", "histogram", "Arrival to first token.", (), TTFT_BUCKETS),
     Metric("inter_token_latency_seconds", "histogram", "Between two tokens of a request.", (), TOKEN_BUCKETS),
     Metric("request_time_per_output_token_seconds", "histogram", "Mean per request.", (), TOKEN_BUCKETS),
@@ -73,6 +74,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("cache_config_info", "gauge", "The KV cache's configuration, as labels; always 1."),
 )
 
+REJECTION_REASONS = ("max_num_queued_reqs", "max_num_queued_tokens")
 WAITING_REASONS = ("capacity", "deferred")
 FINISHED_REASONS = tuple(reason.value for reason in FinishReason)
 PROMPT_TOKEN_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")

@@ -15,6 +15,7 @@ from octavo.config import (
     CacheConfig,
     EngineConfig,
     ModelConfig,
+    QueueConfig,
     SamplingConfig,
     SchedulerConfig,
     StructuredOutputsConfig,
@@ -96,6 +97,7 @@ def make_config(model: str, *, kv_tokens: int = 2048, **changes: Any) -> EngineC
         "scheduler": {"max_num_seqs": 16, "max_num_batched_tokens": 128},
         "backend": {"backend": "reference"},
         "sampling": {},
+        "queue": {},
         "supervisor": {},
         "structured_outputs": {},
     }
@@ -105,6 +107,7 @@ def make_config(model: str, *, kv_tokens: int = 2048, **changes: Any) -> EngineC
         "scheduler": SchedulerConfig,
         "backend": BackendConfig,
         "sampling": SamplingConfig,
+        "queue": QueueConfig,
         "supervisor": SupervisorConfig,
         "structured_outputs": StructuredOutputsConfig,
     }

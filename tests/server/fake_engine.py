@@ -12,7 +12,7 @@ from typing import Any
 
 from octavo.config import SamplingConfig
 from octavo.engine.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
-from octavo.exceptions import EngineDeadError, RequestError, ValidationError
+from octavo.exceptions import EngineDeadError, OverloadedError, RequestError, ValidationError
 from octavo.messages import EngineInfo, RequestOutputKind, SamplingParams
 
 VOCAB = 128
@@ -72,6 +72,7 @@ class FakeEngine:
         self.fail_after: int | None = None
         self.text: str | None = None
         self.num_waiting = 0
+        self.overload: OverloadedError | None = None
         self._abort_ids: set[str | None] = set()
         self.running = 0
         self.aborted = 0
@@ -89,6 +90,15 @@ class FakeEngine:
 
     async def check_constraint(self, sampling_params: SamplingParams) -> None:
         """Nothing is ever constrained here."""
+
+    def check_queue(self) -> None:
+        """Raises ``overload``, if it is set, as an engine with a full queue does."""
+        if self.overload is not None:
+            raise self.overload
+
+    def reserve(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[None]:
+        self.check_queue()
+        return [None] * len(prompts)
 
     @property
     def num_running(self) -> int:

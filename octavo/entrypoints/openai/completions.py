@@ -57,7 +57,8 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
 
 
 async def prepare(state: ServerState, engine: AsyncLLM, body: CompletionRequest) -> CompletionAnswer:
-    """Check everything and encode the prompts. Raises ValidationError before an answer has begun."""
+    """Check everything and encode the prompts. Raises ValidationError or OverloadedError before an answer has begun."""
+    engine.check_queue()
     requested = body.max_tokens
     if requested is not None and (requested < 0 or (requested == 0 and not body.echo)):
         raise ValidationError(

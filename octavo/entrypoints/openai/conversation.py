@@ -213,8 +213,11 @@ async def prepare(
 ) -> Conversation:
     """Check everything and render the prompt. Raises ValidationError naming the field, before an answer has begun.
 
+    Raises OverloadedError before any work, or once the size is known.
+
     With ``clamp_output`` the answer may have as many tokens as the context has room for, when more were asked for.
     """
+    engine.check_queue()
     field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     requested: int | None = getattr(request, field)
     if requested is not None and requested < 1:

@@ -8,6 +8,7 @@ serialised, whatever the client sent.
 from __future__ import annotations
 
 import logging
+import math
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +23,7 @@ from starlette.routing import Match
 
 from octavo.entrypoints.request_ids import current_request_id
 from octavo.entrypoints.state import NotFoundError, NotReadyError
-from octavo.exceptions import EngineDeadError, OctavoError, RequestError, ValidationError
+from octavo.exceptions import EngineDeadError, OctavoError, OverloadedError, RequestError, ValidationError
 
 logger = logging.getLogger("octavo.server")
 
@@ -99,7 +100,7 @@ def error_response(
 ) -> Response:
     """The answer to a failed request for ``path``, which decides whose body it is."""
     more = dict(headers or {})
-    if status == 503:
+    if status in (429, 503):
         more.setdefault("Retry-After", "1")
     anthropic = path == ANTHROPIC_PATH or path.startswith(ANTHROPIC_PATH + "/")
     body = anthropic_error_body(status, message) if anthropic else error_body(status, message, param)
@@ -114,6 +115,8 @@ def describe(error: BaseException) -> tuple[int, str, str | None]:
         return 404, str(error), error.parameter
     if isinstance(error, EngineDeadError | NotReadyError):
         return 503, str(error), None
+    if isinstance(error, OverloadedError):
+        return 429, str(error), None
     if isinstance(error, RequestError):
         return 500, str(error), None
     if isinstance(error, HTTPException):
@@ -141,7 +144,10 @@ def describe_validation(errors: list[Any]) -> tuple[str, str | None]:
 
 
 async def _on_octavo_error(request: Request, error: Exception) -> Response:
-    return error_response(*describe(error), path=request.url.path)
+    headers = {}
+    if isinstance(error, OverloadedError) and error.retry_after is not None:
+        headers["Retry-After"] = str(math.ceil(error.retry_after))
+    return error_response(*describe(error), path=request.url.path, headers=headers)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:

@@ -101,9 +101,9 @@ def request_times(times: RequestMetrics, num_tokens: int) -> RequestTimes:
 class Generation:
     """The prompts of one HTTP request on their way through the engine.
 
-    Construction lets the engine check every prompt, so ValidationError comes before an answer has begun; nothing is
-    computed until :meth:`outputs` is iterated. While it is, DELETE /v1/requests can abort it by ``response_id``, or by
-    an id that the client brought.
+    Construction lets the engine check every prompt, so ValidationError and OverloadedError come before an answer has
+    begun; nothing is computed until :meth:`outputs` is iterated. While it is, DELETE /v1/requests can abort it by
+    ``response_id``, or by an id that the client brought.
     """
 
     def __init__(
@@ -125,11 +125,11 @@ class Generation:
         self._times: RequestMetrics | None = None
         # what the client chose may repeat, what the engine is told must not: an abort is for this one alone
         self._engine_id = f"{response_id}-{uuid.uuid4().hex[:12]}"
+        places = self._engine.reserve(prompts, params)
+        more: dict[str, Any] = {"priority": request.priority, "cache_salt": request.cache_salt}
         self._streams = [
-            self._engine.generate(
-                prompt, one, request_id=self._engine_id, priority=request.priority, cache_salt=request.cache_salt
-            )
-            for prompt, one in zip(prompts, params, strict=True)
+            self._engine.generate(prompt, one, request_id=self._engine_id, place=place, **more)
+            for prompt, one, place in zip(prompts, params, places, strict=True)
         ]
 
     @classmethod

@@ -1,0 +1,114 @@
+"""The waiting room: what has been taken in and has not begun to run, and the door that closes when it is full.
+
+    enter() ──▶ Place ──▶ the core has started it, or it has ended ──▶ leave()
+       └── OverloadedError: too many sequences, or tokens of prompts, wait already; nothing of the request is taken in
+
+All prompts and samples of one call count together, so a request never gets in by half. Whoever comes to an empty room
+is let in, however large. Knows nothing of who asks, nor of cores.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from octavo.config import QueueConfig
+from octavo.exceptions import OverloadedError
+from octavo.metrics.service_rate import ServiceRate
+
+MAX_RETRY_SECONDS = 600.0  # nobody is told to stay away longer: the estimate is no better than that
+
+
+class Load(NamedTuple):
+    """One prompt with its samples: what it would add to the room. ``max_output`` is over all samples."""
+
+    num_seqs: int
+    num_tokens: int  # of the prompt, which is computed once
+    max_output: int
+
+
+class Place:
+    """One prompt's place in the room, until it leaves or is forgotten."""
+
+    __slots__ = ("_left", "_room", "load")
+
+    def __init__(self, room: WaitingRoom, load: Load) -> None:
+        self._room, self.load, self._left = room, load, False
+
+    def leave(self) -> None:
+        """Idempotent."""
+        if not self._left:
+            self._left = True
+            self._room._add(self.load, -1)
+
+    __del__ = leave  # a stream that nobody ever read
+
+
+class WaitingRoom:
+    """``num_running``: sequences in the core's batch, kept right by the owner; free seats are no waiting."""
+
+    def __init__(
+        self, config: QueueConfig, max_num_seqs: int, rate: ServiceRate, on_refusal: Callable[[str], None]
+    ) -> None:
+        """``on_refusal`` hears the name of each limit that refuses a request."""
+        default = 16 * max_num_seqs
+        limit = default if config.max_num_queued_reqs is None else config.max_num_queued_reqs
+        self._max_seqs = limit or math.inf
+        self._max_tokens = config.max_num_queued_tokens or math.inf
+        self._seats, self._rate, self._on_refusal = max_num_seqs, rate, on_refusal
+        self.num_running = 0
+        self.num_seqs = self.num_tokens = self._max_output = 0
+
+    def _add(self, load: Load, sign: int) -> None:
+        self.num_seqs += sign * load.num_seqs
+        self.num_tokens += sign * load.num_tokens
+        self._max_output += sign * load.max_output
+
+    def check(self) -> None:
+        """Raises OverloadedError if not even the smallest request would be let in."""
+        self._check(1, 1)
+
+    def enter(self, loads: Sequence[Load]) -> list[Place]:
+        """A place for each prompt of a request. Raises OverloadedError if they do not fit together."""
+        self._check(sum(load.num_seqs for load in loads), sum(load.num_tokens for load in loads))
+        places = []
+        for load in loads:
+            self._add(load, 1)
+            places.append(Place(self, load))
+        return places
+
+    def _check(self, num_seqs: int, num_tokens: int) -> None:
+        if self.num_seqs == 0:
+            return
+        free = max(0, self._seats - self.num_running)
+        seqs_over = self.num_seqs + num_seqs - free - self._max_seqs
+        if seqs_over > 0:
+            raise self._refusal("max_num_queued_reqs", self._max_seqs, seqs_over / self.num_seqs)
+        tokens_over = self.num_tokens + num_tokens - self._max_tokens
+        if tokens_over > 0:
+            raise self._refusal("max_num_queued_tokens", self._max_tokens, tokens_over / max(1, self.num_tokens))
+
+    def wait_seconds(self) -> float | None:
+        """When the last of the room will have run, at the measured rate; None before anything was measured."""
+        outputs: float = self._max_output
+        if self._rate.mean_output is not None:
+            outputs = min(outputs, self.num_seqs * self._rate.mean_output)
+        return self._rate.seconds_for(self.num_tokens, outputs)
+
+    def _refusal(self, reason: str, limit: float, share: float) -> OverloadedError:
+        """``share`` of the room must have left before the request fits."""
+        self._on_refusal(reason)
+        message = (
+            f"too much is waiting: {self.num_seqs} sequences with {self.num_tokens} prompt tokens, "
+            f"and --{reason.replace('_', '-')} is {limit:.0f}"
+        )
+        wait, retry = self.wait_seconds(), None
+        if wait is not None:
+            retry = min(max(1.0, wait * min(1.0, share)), MAX_RETRY_SECONDS)
+            prompts, outputs = self._rate.prompt_tokens_per_second, self._rate.output_tokens_per_second
+            message += (
+                f"; at the measured {prompts:.0f} prompt and {outputs:.0f} output tokens per second they take about "
+                f"{wait:.0f} s, and there may be room in {math.ceil(retry)} s"
+            )
+        return OverloadedError(message, reason=reason, retry_after=retry)
