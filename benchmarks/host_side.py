@@ -32,8 +32,16 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "top-k": {"temperature": 0.8, "seed": 1, "top_k": 50},
     "top-p": {"temperature": 0.8, "seed": 1, "top_p": 0.95},
     "logprobs": {"temperature": 0.0, "logprobs": 5},
+    "json": {"temperature": 0.8, "seed": 1},  # constrained, see GRAMMAR
     "penalty": {"temperature": 0.8, "seed": 1, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.1},
 }
+
+# An array of objects, so that it never ends; as the checker of structured_output writes it.
+GRAMMAR = """start: "[" object ("," object)* "]"
+object: %json {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"},
+  "tags": {"type": "array", "items": {"type": "string"}}}, "required": ["name", "age", "tags"]}
+%llguidance {"no_forcing": true}
+"""
 
 
 class Parts:
@@ -94,12 +102,20 @@ def engine(args: argparse.Namespace) -> None:
     parts.wrap(model_runner, "build_input_batch", "input batch")
     parts.wrap(runner._runnable, "run", "run")
     parts.wrap(runner, "_collect", "sample")
+    parts.wrap(runner._constraints, "masks", "masks")
+    parts.wrap(runner._constraints, "take", "take")
     params = SamplingParams(max_tokens=args.steps + 60, ignore_eos=True, **SAMPLING[args.sampling])
+    if args.sampling == "json":
+        executors[0].prepare_grammar(GRAMMAR).result()
     for number in range(args.requests):
         prompt = [1000 + 7 * number + 13 * i for i in range(32)]
         core.add_request(
             EngineCoreRequest(
-                request_id=f"r{number}", prompt_token_ids=prompt, sampling_params=params, arrival_time=time.monotonic()
+                request_id=f"r{number}",
+                prompt_token_ids=prompt,
+                sampling_params=params,
+                arrival_time=time.monotonic(),
+                grammar=GRAMMAR if args.sampling == "json" else None,
             )
         )
     for _ in range(20):
@@ -129,6 +145,9 @@ def report(parts: Parts, steps: list[float], args: argparse.Namespace) -> None:
             total, least = total + micros, least + fewest
         print(f"  {name:20s} {micros:8.0f} us CPU, least {fewest:.0f}")
     print(f"  {'host, without sample':20s} {total:8.0f} us CPU, least {least:.0f}")
+    if parts.cpu["masks"]:
+        masks, takes = (1e6 * sum(parts.cpu[name]) / len(steps) for name in ("masks", "take"))
+        print(f"  {'of it grammars':20s} {masks:8.0f} us CPU on average for masks, {takes:.0f} to take tokens")
     for name in ("sample", "run"):
         print(f"  {name:20s} {1e6 * statistics.median(parts.wall[name]):8.0f} us wall")
     print(f"  {'step':20s} {1e6 * statistics.median(steps):8.0f} us wall")
