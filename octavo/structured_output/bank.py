@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
@@ -31,14 +32,18 @@ MAX_GRAMMARS = 64
 MAX_TEXT = 8 << 20  # characters of all grammars together
 STACK_BYTES = 64 << 20  # the compiler recurses: more than the checker had, so that what passed there passes here
 
+# What the masks of one request may cost others: much more than any useful grammar takes, and not seconds.
+BURST_SECONDS, SECONDS_PER_TOKEN = 0.5, 0.01
+
 Mask = npt.NDArray[np.uint32]
 
 
 class Matcher:
-    """Where one request is in its grammar."""
+    """Where one request is in its grammar, and how much CPU time it may still spend there."""
 
     def __init__(self, state: LLMatcher, endings: Mask) -> None:
         self._state, self._endings = state, endings
+        self._seconds_left = BURST_SECONDS
 
     def fill(self, mask: Mask) -> bool:
         """Write the tokens that may come next, one bit each; True if there is nothing left but to end.
@@ -46,8 +51,12 @@ class Matcher:
         ``mask`` is uint32 ``[ceil(size of the vocabulary / 32)]``. Raises RequestError when the grammar is stuck or
         too much work.
         """
+        start = time.thread_time()
         self._state.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         self._check()
+        self._seconds_left += SECONDS_PER_TOKEN - (time.thread_time() - start)
+        if self._seconds_left < 0.0:
+            raise RequestError("the grammar of structured_outputs takes too much work for every token")
         return not (mask & ~self._endings).any()
 
     def take(self, token_ids: Sequence[int]) -> None:

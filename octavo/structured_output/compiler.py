@@ -1,8 +1,8 @@
 """From the text of a grammar to a matcher, within bounds. Knows no cache and no process.
 
-llguidance counts its own work while it compiles and at each step (its defaults: 2000 items in an Earley row, 50,000 a
-step, 200,000 units of lexer fuel, which is about 15 ms), so a hostile grammar ends in an error rather than in a long
-step. Neither recursion nor memory is counted: that is what the checker's process is for.
+llguidance counts its own work while it compiles and at each step (2000 items in an Earley row, 25,000 a step, 200,000
+units of lexer fuel, which is about 15 ms), so most hostile grammars end in an error rather than in a long step. Neither
+recursion nor memory is counted, and an item may cost much: that is what the checker's process is for.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ REWORDED = {
         "oneOf is enforced only where its options cannot both hold, which does not show here; write anyOf"
     ),
 }
+MAX_ITEMS = 25_000  # a step; a recursive EBNF grammar of JSON needs up to 20,000 with 152k tokens
 LONGEST_MESSAGE = 400  # characters
 
 
@@ -46,7 +47,7 @@ def compile_grammar(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
     from llguidance import LLMatcher, LLParserLimits
 
     # large lexemes are not tried on the whole vocabulary beforehand: that is neither counted nor interruptible
-    limits = LLParserLimits(verbose_errors=False, precompute_large_lexemes=False)
+    limits = LLParserLimits(verbose_errors=False, precompute_large_lexemes=False, step_max_items=MAX_ITEMS)
     matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
     if matcher.is_error():
         raise GrammarError(explain(matcher.get_error()))

@@ -119,3 +119,13 @@ def test_the_cache_forgets_what_was_not_used_for_longest() -> None:
     cache.put("f", "")
     cache.put("g", "1234567890")
     assert len(cache) == 2
+
+
+def test_a_grammar_that_is_slow_to_follow_ends_its_request(bank: GrammarBank, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(1000))
+    monkeypatch.setattr("octavo.structured_output.bank.time.thread_time", lambda: next(clock) * 0.2)  # a mask: 0.2 s
+    matcher, mask = bank.matcher(text("/a*/"), []), np.zeros(bank.mask_words, np.uint32)
+    matcher.fill(mask)
+    matcher.fill(mask)
+    with pytest.raises(RequestError, match="too much work for every token"):
+        matcher.fill(mask)

@@ -34,9 +34,17 @@ def quick(model: str, **fields: Any) -> GrammarChecker:
     return GrammarChecker(config, load_tokenizer(model), VOCAB)
 
 
+def ambiguous(rules: int) -> str:
+    """Every text has more readings the longer it is, and each step looks at all of them."""
+    options = " | ".join(f"/[a-z ]/ r{i}" for i in range(rules))
+    return f"start: s\ns: {options}\n" + "".join(f'r{i}: s "{chr(97 + i % 26)}"?\n' for i in range(rules))
+
+
 @pytest.mark.parametrize(
     ("params", "words"),
     [
+        (Params(grammar=ambiguous(300)), "every token takes too much work"),
+        (Params(json={"type": "object", "properties": {f"p{i}": {} for i in range(2000)}}), "too much work"),
         (Params(regex="("), "unclosed group"),
         (Params(regex="(?=a)b"), "look-around"),
         (Params(json={"type": "objekt"}), "Invalid type: objekt"),
