@@ -69,7 +69,6 @@ class Parts:
 
 
 def engine(args: argparse.Namespace) -> None:
-    import msgspec
 
     from octavo.args.engine_args import engine_config_from_kwargs
     from octavo.args.resolve import resolve_engine_config
@@ -95,7 +94,7 @@ def engine(args: argparse.Namespace) -> None:
 
     core = EngineCore(config, make, vocab_size=vocab_size)
     runner: Any = executors[0]._worker._runner
-    parts, encoder = Parts(), msgspec.msgpack.Encoder()
+    parts = Parts()
     parts.wrap(core._scheduler, "schedule", "schedule")
     parts.wrap(core._scheduler, "update", "update")
     parts.wrap(runner, "_apply", "apply plan")
@@ -120,8 +119,17 @@ def engine(args: argparse.Namespace) -> None:
         )
     for _ in range(20):
         core.step()
+    steps = run_steps(core, args, parts)
+    core.shutdown()
+    report(parts, steps, args)
+
+
+def run_steps(core: Any, args: argparse.Namespace, parts: Parts) -> list[float]:
+    """Seconds of each step; every request gets a token in each."""
+    import msgspec
+
+    encoder, steps = msgspec.msgpack.Encoder(), []
     parts.clear()
-    steps = []
     for _ in range(args.steps):
         start = time.perf_counter()
         outputs = core.step()
@@ -130,8 +138,7 @@ def engine(args: argparse.Namespace) -> None:
         encoder.encode(outputs)
         parts.cpu["encode message"].append(time.thread_time() - before)
         assert len(outputs.outputs) == args.requests
-    core.shutdown()
-    report(parts, steps, args)
+    return steps
 
 
 def report(parts: Parts, steps: list[float], args: argparse.Namespace) -> None:

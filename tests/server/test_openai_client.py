@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import openai
+import pydantic
 import pytest
 
 from tests.server.running_server import RunningServer
@@ -132,3 +133,35 @@ def test_a_response_is_aborted_too(client: openai.OpenAI) -> None:
         break
     thread.join()
     assert done[0].status == "cancelled"
+
+
+class City(pydantic.BaseModel):
+    """What :func:`test_a_pydantic_model_is_parsed` wants to know."""
+
+    name: Annotated[str, pydantic.Field(max_length=12)]
+    population: Annotated[int, pydantic.Field(ge=0, le=99_999_999)]
+    kind: Literal["capital", "other"]
+    note: Annotated[str, pydantic.Field(max_length=8)] | None
+
+
+def test_a_pydantic_model_is_parsed(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"messages": FRANCE, "response_format": City, **ASKED, "max_tokens": 200}
+    answer = client.chat.completions.parse(**asked).choices[0].message.parsed
+    with client.chat.completions.stream(**asked) as stream:
+        for _ in stream:
+            pass
+        streamed = stream.get_final_completion().choices[0].message.parsed
+    assert isinstance(answer, City)
+    assert streamed == answer
+    response = client.responses.parse(
+        model="smollm2", input=FRANCE, text_format=City, temperature=0, max_output_tokens=200
+    )
+    assert response.output_parsed == answer
+
+
+def test_a_schema_that_cannot_be_enforced_is_the_clients_bad_request(client: openai.OpenAI) -> None:
+    schema = {"type": "array", "uniqueItems": True}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "list", "schema": schema, "strict": True}}
+    with pytest.raises(openai.BadRequestError, match="uniqueItems") as caught:
+        client.chat.completions.create(messages=FRANCE, response_format=form, max_tokens=8, **ASKED)
+    assert caught.value.param == "response_format"
