@@ -19,6 +19,7 @@ from octavo.core.admission import (
     RequestLimits,
     max_tokens_that_fit,
 )
+from octavo.core.doubt import Doubts
 from octavo.core.family import Family, first_request
 from octavo.core.invariants import check_books
 from octavo.core.kv_cache.manager import KVCacheManager, Room
@@ -73,7 +74,8 @@ class Scheduler:
         )
         chunked = config.enable_chunked_prefill and config.long_prefill_token_threshold > 0
         self._longest_chunk = config.long_prefill_token_threshold if chunked else config.step_tokens
-        self._rules: list[AdmissionRule] = [MaxNumSeqs(config.max_num_seqs)]
+        self._doubts = Doubts()
+        self._rules: list[AdmissionRule] = [MaxNumSeqs(config.max_num_seqs), self._doubts]
         self._requests: dict[str, Request] = {}  # all that are not finished
         self._owing: dict[str, Family] = {}  # by the id of an output for which there is no request (yet)
         self._running: list[Request] = []  # in order of admission
@@ -291,6 +293,7 @@ class Scheduler:
             return (request.output([], prompt_logprobs=prompt_logprobs),) if prompt_logprobs else ()
 
         request.num_placeholders -= 1
+        self._doubts.clear(request)
         growth = request.family.advance(request, result, prompt_logprobs)
         for output in growth.outputs:
             self._owing.pop(output.request_id, None)
@@ -317,13 +320,22 @@ class Scheduler:
         """End requests on behalf of the front end, at once; ids that are not here (any more) are ignored."""
         return [output for request_id in request_ids for output in self._end(request_id, FinishReason.ABORT)]
 
-    def fail(self, request_ids: Iterable[str], fault: RequestFault) -> list[EngineCoreOutput]:
-        """End requests with an error; what they computed is not shared. Ids that are not here are ignored.
+    def step_failed(
+        self, request_ids: Sequence[str], finished_ids: Sequence[str], fault: RequestFault
+    ) -> list[EngineCoreOutput]:
+        """A plan that had these requests raised: end the one to blame, if that is known, and start the others anew.
 
-        After a plan that raised, its blocks hold anything: fail the requests of that plan and of all plans in flight
-        after it. Neither kind of plan is then given to ``update``.
+        Blocks that it should have filled hold anything: name also the requests of all plans in flight after it. Neither
+        kind of plan is then given to ``update``. Ids that are not here are ignored. ``finished_ids`` of those plans are
+        told again, for the worker may not have heard of them.
         """
-        outputs = [output for i in request_ids for output in self._fail(i, fault)]
+        self._finished_ids += finished_ids
+        named = [self._requests[request_id] for request_id in request_ids if request_id in self._requests]
+        outputs = [output for one in self._doubts.to_blame(named) for output in self._fail(one.request_id, fault)]
+        left = [request for request in named if request.request_id in self._requests]
+        self._doubts.add(left)
+        for request in reversed([one for one in self._running if one in left]):
+            self._preempt(request)
         for step_id, (_, scheduled) in list(self._in_flight.items()):
             if not any(entry.is_valid for entry in scheduled):
                 del self._in_flight[step_id]
@@ -360,6 +372,7 @@ class Scheduler:
             self._finished_ids.append(request.request_id)
         elif request.status is not RequestStatus.PARKED:
             self._policy.remove(request)
+        self._doubts.clear(request)
         del self._requests[request.request_id]
         request.finish()
 

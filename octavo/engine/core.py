@@ -162,7 +162,8 @@ class EngineCore:
     def step(self) -> EngineCoreOutputs:
         """Fill the pipeline, finish its oldest step, and return what that gave.
 
-        A step that raises fails only the requests in flight; the third in a row raises EngineDeadError.
+        A step that raises ends one request if that is to blame, and else starts its requests anew to find out; the
+        third in a row raises EngineDeadError.
         """
         self._schedule_ahead()
         if not self._in_flight:
@@ -202,17 +203,19 @@ class EngineCore:
             return failed
 
     def _fail_step(self, plan: SchedulerOutput, error: Exception) -> None:
-        """Fail the requests of a step that raised, and of the steps that built on it."""
+        """Find out whose fault it was that a step raised; void the steps that built on it."""
         self._failed_steps += 1
         logger.error("step %d failed", plan.step_id, exc_info=error)
         if self._failed_steps >= MAX_FAILED_STEPS:
             raise EngineDeadError(f"{self._failed_steps} steps in a row failed, the last with: {error}") from error
-        request_ids = set(plan.num_scheduled_tokens)
+        request_ids, finished_ids = set(plan.num_scheduled_tokens), list(plan.finished_request_ids)
         while self._in_flight:
             later, future = self._in_flight.popleft()
             future.exception()  # wait for its end; whatever it computed is void
             request_ids |= set(later.num_scheduled_tokens)
-        self._pending += self._scheduler.fail(sorted(request_ids), RequestFault.of(error, "running the model"))
+            finished_ids += later.finished_request_ids
+        fault = RequestFault.of(error, "running the model")
+        self._pending += self._scheduler.step_failed(sorted(request_ids), finished_ids, fault)
 
     def _collect(self, outputs: EngineCoreOutputs | None) -> EngineCoreOutputs:
         """A step's outputs (None: no step was finished) behind those made between steps."""

@@ -12,6 +12,7 @@ import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core.policy import FcfsPolicy, Policy
@@ -336,7 +337,9 @@ class Loop:
         self.worker = CheckingWorker(config, cache.block_size, num_blocks)
         self.limit = min(max_model_len, (num_blocks - 1) * cache.block_size + 1)
         self.depth = depth
-        self.in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
+        self.in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput | None]] = deque()  # None: it raised, or is void
+        self.blamed: set[str] = set()  # ended by a step that raised
+        self.raising: Literal["before", "after"] | None = None  # what the next step does, its work done or not
         self.requests: dict[str, EngineCoreRequest] = {}
         self.received: dict[str, Received] = {}
         self.num_plans = 0
@@ -367,8 +370,10 @@ class Loop:
                 assert self.in_flight or not self.scheduler.has_requests(), "nothing to do, yet requests wait"
                 break
             self.num_plans += 1
-            self.in_flight.append((plan, self.worker.execute(plan)))
-        if self.in_flight:
+            self.in_flight.append((plan, self._execute(plan)))
+        if self.in_flight and self.in_flight[0][1] is None:
+            self._fail()
+        elif self.in_flight:
             outputs = self.scheduler.update(*self.in_flight.popleft())
             self.scheduler.check_invariants()
             assert outputs.stats is not None
@@ -384,6 +389,24 @@ class Loop:
             if request.num_computed_tokens % size:
                 block = blocks[self.scheduler._kv.block_ids(request)[-1]]
                 assert block.ref_count == 1, f"{request_id} writes into {block}"
+
+    def _execute(self, plan: SchedulerOutput) -> ModelRunnerOutput | None:
+        raising, self.raising = self.raising, None
+        if raising == "before" or any(result is None for _, result in self.in_flight):
+            return None
+        result = self.worker.execute(plan)
+        return None if raising else result
+
+    def _fail(self) -> None:
+        """The oldest step has raised: it and all others in flight are void."""
+        plans = [plan for plan, _ in self.in_flight]
+        self.in_flight.clear()
+        names = sorted({name for plan in plans for name in plan.num_scheduled_tokens})
+        finished = [name for plan in plans for name in plan.finished_request_ids]
+        outputs = self.scheduler.step_failed(names, finished, RequestFault("the step raised"))
+        self.blamed.update(output.request_id for output in outputs)
+        self._receive(outputs)
+        self.scheduler.check_invariants()
 
     def run(self) -> None:
         """Until nothing is left; more steps than an uncontended run of each request after the other is a livelock.

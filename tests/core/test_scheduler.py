@@ -261,19 +261,29 @@ def test_errors_end_one_request_alone() -> None:
     assert sorted(scheduler.schedule().finished_request_ids) == ["a", "c"]
 
 
-def test_a_plan_that_raised_fails_all_its_requests() -> None:
+def test_a_plan_that_raised_starts_anew_one_request_at_a_time() -> None:
     scheduler = small()
-    scheduler.add_request(make_request("a", [1] * 8))
-    scheduler.add_request(make_request("b", [2] * 8))
+    for name, token in (("a", 1), ("b", 2), ("c", 3)):
+        scheduler.add_request(make_request(name, [token] * 8))
+    fault = RequestFault("the kernels raised")
     plan = scheduler.schedule()
-    outputs = scheduler.fail([*plan.num_scheduled_tokens, "unknown"], RequestFault("the worker is gone"))
-    assert [(o.request_id, o.finish_reason, o.error) for o in outputs] == [
-        ("a", FinishReason.ERROR, RequestFault("the worker is gone")),
-        ("b", FinishReason.ERROR, RequestFault("the worker is gone")),
-    ]
+    assert scheduler.step_failed([*plan.num_scheduled_tokens, "unknown"], ["gone"], fault) == []
     scheduler.check_invariants()
-    scheduler.add_request(make_request("c", [1] * 8))
-    assert scheduler.schedule().new_requests[0].num_computed_tokens == 0  # blocks of "a" hold anything
+    scheduler.add_request(make_request("d", [1] * 8))
+    plan = scheduler.schedule()
+    assert plan.finished_request_ids == ["gone", "c", "b", "a"]
+    assert plan.num_scheduled_tokens == {"a": 8}  # from the start: its blocks hold anything
+    scheduler.update(plan, answer(plan))
+    plan = scheduler.schedule()
+    assert plan.num_scheduled_tokens == {"a": 1, "b": 8}
+    (output,) = scheduler.step_failed(list(plan.num_scheduled_tokens), [], fault)
+    assert (output.request_id, output.finish_reason, output.error) == ("b", FinishReason.ERROR, fault)
+    scheduler.check_invariants()
+    plan = scheduler.schedule()
+    assert plan.num_scheduled_tokens == {"a": 9 - 8}  # its first blocks were computed by a step that came back
+    scheduler.update(plan, answer(plan))
+    plan = scheduler.schedule()
+    assert plan.num_scheduled_tokens == {"a": 1, "c": 8, "d": 4}  # who is not in doubt may start too
 
 
 def test_abort_waiting_running_and_unknown() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
-from octavo.config import SchedulerConfig
+from octavo.config import EngineConfig, SchedulerConfig
 from octavo.core.kv_cache.manager import KVCacheManager
 from octavo.core.request import Request
 from octavo.engine.core import EngineCore
@@ -15,7 +16,15 @@ from octavo.engine.model_limits import apply_model_limits
 from octavo.engine.output_collector import OutputCollector
 from octavo.exceptions import InvariantError, RequestError
 from octavo.executor.factory import make_executor
-from octavo.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, RequestFault, RequestOutputKind
+from octavo.messages import (
+    EngineCoreOutput,
+    EngineCoreRequest,
+    FinishReason,
+    ModelRunnerOutput,
+    RequestFault,
+    RequestOutputKind,
+    SchedulerOutput,
+)
 from octavo.messages.fault import MAX_CAUSE
 from tests.core.checking_worker import Loop, cache_config, make_request
 from tests.engine.tiny_llama import make_config
@@ -151,6 +160,71 @@ def test_when_all_that_was_to_run_has_failed(core: EngineCore, monkeypatch: pyte
     assert run(core)[VICTIM].finish_reason is FinishReason.ERROR
     core.add_request(tiny_request("r3", [5, 6, 7]))
     assert run(core)["r3"].finish_reason is FinishReason.LENGTH
+
+
+class Raising:
+    """The real executor; a step with the victim raises, at once or when it is awaited, before or after its work."""
+
+    def __init__(self, config: EngineConfig, when: str) -> None:
+        self._real, self._when = make_executor(config), when
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def execute_model(self, plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        if not any(request_id.startswith(VICTIM) for request_id in plan.num_scheduled_tokens):
+            return self._real.execute_model(plan)
+        if self._when == "before":
+            raise MemoryError(SECRET)
+        self._real.execute_model(plan).result()
+        failed: Future[ModelRunnerOutput] = Future()
+        failed.set_exception(MemoryError(SECRET))
+        return failed
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_step_that_raises_because_of_one_request(tiny_model: str, n: int, when: str, depth: int) -> None:
+    """Whose fault it was is found out, and the others give the very tokens that they give alone."""
+    config, vocab_size = apply_model_limits(make_config(tiny_model, pipeline_depth=depth))
+    requests = [tiny_request(f"r{i}", [5, 6, 7, i] * 6, max_tokens=10, n=n) for i in range(6)]
+    alone = {}
+    real = EngineCore(config, make_executor, vocab_size=vocab_size)
+    for request in requests:
+        real.add_request(request)
+        alone |= tokens(real)
+    real.shutdown()
+    core = EngineCore(config, lambda c: Raising(c, when), vocab_size=vocab_size)
+    for request in requests[:4]:
+        core.add_request(request)
+    core.step()
+    for request in requests[4:]:
+        core.add_request(request)
+    found = tokens(core)
+    victims = {name for name in found if name.startswith(VICTIM)}
+    assert len(victims) == n
+    for name in victims:
+        assert found.pop(name) is None
+        del alone[name]
+    assert found == alone
+    core.shutdown()
+
+
+def tokens(core: EngineCore) -> dict[str, list[int] | None]:
+    """Run to the end: the tokens of each sequence, None for those that failed."""
+    found: dict[str, list[int] | None] = {}
+    while core.has_work():
+        for output in core.step().outputs:
+            so_far = found.setdefault(output.request_id, [])
+            if output.finish_reason is FinishReason.ERROR:
+                assert output.error is not None
+                assert SECRET not in output.error.message
+                found[output.request_id] = None
+            elif so_far is not None:
+                so_far += output.new_token_ids
+    core.check_invariants()
+    return found
 
 
 # ---- what is told

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import Any, Literal
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -108,6 +108,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             name = data.draw(st.sampled_from(self.sample_ids))
             beam = data.draw(st.sampled_from(["", "/1.0", "/2.1", "/3.0"]))
             self.loop.worker.failing.add(name + beam)
+
+    @rule(when=st.sampled_from(["before", "after"]))
+    def break_step(self, when: Literal["before", "after"]) -> None:
+        self.loop.raising = when
 
     @rule()
     def reset_prefix_cache(self) -> None:

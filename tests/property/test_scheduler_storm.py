@@ -15,9 +15,10 @@ from tests.core.checking_worker import VOCAB, ByPriority, Loop, SortedByPriority
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("policy", [FcfsPolicy, ByPriority, SortedByPriority])
 @pytest.mark.parametrize("chunked", [True, False], ids=["chunked", "whole"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(4))
 def test_storm(depth: int, policy: type[Policy], chunked: bool, seed: int) -> None:
     rng = random.Random(f"{depth} {policy.__name__} {chunked} {seed}")
+    steps_raise = seed == 3
     texts = [[rng.randrange(VOCAB) for _ in range(40)] for _ in range(3)]
     config = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=48, enable_chunked_prefill=chunked)
     cache = cache_config(4, enable_prefix_caching=seed != 2)
@@ -41,6 +42,8 @@ def test_storm(depth: int, policy: type[Policy], chunked: bool, seed: int) -> No
             loop.abort([rng.choice(list(loop.requests))])
         if rng.random() < 0.1:
             loop.worker.failing.add(rng.choice(list(loop.requests)))
+        if steps_raise and rng.random() < 0.3:
+            loop.raising = rng.choice(["before", "after"])
         for _ in range(rng.randrange(6)):
             loop.step()
     loop.run()
@@ -49,7 +52,8 @@ def test_storm(depth: int, policy: type[Policy], chunked: bool, seed: int) -> No
         assert received.finish_reason in set(FinishReason)
         if received.finish_reason is FinishReason.ERROR:
             first = request_id.split(".")[0] + ".0"  # until the prompt is computed, all samples fail with it
-            assert request_id in loop.worker.failing or (first in loop.worker.failing and not received.tokens)
+            guilty = loop.worker.failing | loop.blamed
+            assert request_id in guilty or (first in guilty and not received.tokens)
         preemptions += received.outputs[-1].num_preemptions
         cached += received.outputs[-1].num_cached_tokens
     assert preemptions > 0, "the pool is not small enough"
