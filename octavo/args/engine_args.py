@@ -1,8 +1,9 @@
 """Flags and keyword arguments, generated from the fields of the config dataclasses.
 
 A field's metadata says how it becomes a flag: ``help``, ``positional``, ``size`` (bytes, "2GiB"), ``tokens`` ("32k"),
-``json`` (an object), ``env`` (a variable read when the flag is absent). Defaults stay in the dataclasses: an absent
-flag is simply not passed on. Knows nothing of files, hardware or models; see ``resolve.py`` for those.
+``json`` (an object), ``env`` (a variable read when the flag is absent). A tuple's flag may be repeated. Defaults stay
+in the dataclasses: an absent flag is simply not passed on. Knows nothing of files, hardware or models; see
+``resolve.py`` for those.
 """
 
 from __future__ import annotations
@@ -76,6 +77,17 @@ def parse_json(text: str) -> dict[str, Any]:
     return value
 
 
+def parse_list(text: str) -> list[str]:
+    """A JSON list of strings, as vLLM's flags take them; any other text is one item."""
+    try:
+        value = json.loads(text) if text.lstrip().startswith("[") else None
+    except ValueError:
+        value = None
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return value
+    return [text]
+
+
 def _unwrap(annotation: Any) -> tuple[Any, bool]:
     """(type without None, whether None is allowed)."""
     if get_origin(annotation) in (Union, types.UnionType):
@@ -108,7 +120,7 @@ def _add_field(group: argparse._ArgumentGroup, field: dataclasses.Field[Any], ki
     text = field.metadata["help"].replace("%", "%%")
     if field.metadata.get("env"):
         text += f" (or ${field.metadata['env']})"
-    if field.default is not None and "default" not in text:
+    if field.default not in (None, ()) and "default" not in text:
         text += f" (default: {field.default})"
     common: dict[str, Any] = {"help": text, "default": argparse.SUPPRESS}
     flag = "--" + field.name.replace("_", "-")
@@ -116,6 +128,8 @@ def _add_field(group: argparse._ArgumentGroup, field: dataclasses.Field[Any], ki
         group.add_argument(flag, action=argparse.BooleanOptionalAction, **common)
     elif field.metadata.get("positional") and positional:
         group.add_argument(field.name, nargs="?", metavar=field.name.upper(), **common)
+    elif get_origin(kind) is tuple:
+        group.add_argument(flag, type=parse_list, action="extend", metavar=field.name.upper(), **common)
     elif get_origin(kind) is Literal:
         group.add_argument(flag, choices=get_args(kind), **common)
     else:
@@ -154,6 +168,8 @@ def _check_kind(field: dataclasses.Field[Any], annotation: Any, value: Any) -> A
         return parse_tokens(value)
     if isinstance(value, str) and field.metadata.get("json"):
         return parse_json(value)
+    if get_origin(kind) is tuple and isinstance(value, list):
+        return tuple(value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if get_origin(kind) is Literal:
@@ -175,7 +191,9 @@ def _build(config: type, values: Mapping[str, Any]) -> Any:
         if field.name in values:
             chosen[field.name] = _check_kind(field, hints[field.name], values[field.name])
         elif variable and os.environ.get(variable):
-            chosen[field.name] = os.environ[variable]
+            given = os.environ[variable]
+            several = get_origin(_unwrap(hints[field.name])[0]) is tuple
+            chosen[field.name] = tuple(given.split()) if several else given
     return config(**chosen)
 
 

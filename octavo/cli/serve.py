@@ -133,7 +133,7 @@ class Serving:
                 yield  # signals are Serving's
 
         config = uvicorn.Config(
-            build_app(self.state, api_key=self.server_config.api_key),
+            build_app(self.state),
             http=timed_protocol(self.server_config.request_timeout, self.server_config.slow_client_timeout),
             log_config=None,
             log_level="warning",
@@ -151,6 +151,8 @@ class Serving:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
+        if self.server_config.api_key_file is not None:  # else a closed terminal ends the server, as it should
+            loop.add_signal_handler(signal.SIGHUP, self.state.keys.reload)
         print(f"octavo listens on {self.url}, loading {self.state.model_name}", flush=True)
         self._starting = asyncio.create_task(self._start_engine())
         http: uvicorn.Server = await call_in_thread(self._make_http)

@@ -16,8 +16,8 @@ LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "proc
 
 
 def option(default: Any, help: str, **meta: Any) -> Any:
-    """A dataclass field that is also a command-line flag; ``help`` is its help text."""
-    return field(default=default, metadata={"help": help, **meta})
+    """A dataclass field that is also a command-line flag; ``help`` is its help text. ``secret``: no repr shows it."""
+    return field(default=default, repr=not meta.get("secret"), metadata={"help": help, **meta})
 
 
 def _require(ok: bool, name: str, value: object, rule: str) -> None:

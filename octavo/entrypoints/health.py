@@ -1,4 +1,4 @@
-"""GET /health, /ping and /version: open to everybody, answered from the first moment."""
+"""GET /health and /ping, open to everybody, and /version: answered from the first moment."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 import octavo
+from octavo.entrypoints.access import STRANGER, current_caller
 from octavo.entrypoints.openai.answers import ServerHealth, ServerVersion
 from octavo.entrypoints.openai.openapi import describe_answer
 from octavo.entrypoints.openai.routing import server_state
@@ -29,10 +30,15 @@ async def health(request: Request) -> Response:
     try:
         await state.ready_engine().check_health()
     except EngineRestartingError as error:
-        return json_response(ServerHealth("restarting", message=str(error)), 503)
+        return json_response(ServerHealth("restarting", message=_reason(error)), 503)
     except EngineDeadError as error:
-        return json_response(ServerHealth("dead", message=str(error)), 503)
+        return json_response(ServerHealth("dead", message=_reason(error)), 503)
     return json_response(ServerHealth("ok"))
+
+
+def _reason(error: EngineDeadError) -> str | None:
+    """It may name files of this machine, which a stranger need not know."""
+    return None if current_caller.get() is STRANGER else str(error)
 
 
 @router.get("/ping", response_class=Response, responses=HEALTH)

@@ -7,12 +7,15 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
+from octavo.entrypoints.access import Caller
+
 Abort = Callable[[], Awaitable[None]]
 
 
 @dataclass(eq=False)
 class _Answer:
     abort: Abort
+    owner: str  # a caller's name
 
 
 @dataclass
@@ -23,9 +26,9 @@ class RunningAnswers:
     count: int = 0
 
     @contextlib.contextmanager
-    def track(self, ids: Collection[str], abort: Abort) -> Iterator[None]:
-        """Within, ``abort`` is called when somebody asks to abort one of ``ids``."""
-        answer = _Answer(abort)
+    def track(self, ids: Collection[str], abort: Abort, owner: Caller) -> Iterator[None]:
+        """Within, ``abort`` is called when ``owner`` or an administrator asks to abort one of ``ids``."""
+        answer = _Answer(abort, owner.name)
         names = set(ids)
         for name in names:
             self._answers[name].add(answer)
@@ -39,9 +42,9 @@ class RunningAnswers:
                 if not self._answers[name]:
                     del self._answers[name]
 
-    async def abort(self, request_id: str) -> int:
-        """Abort all that is running under ``request_id``; how many answers that were."""
-        answers = list(self._answers.get(request_id, ()))
+    async def abort(self, request_id: str, caller: Caller) -> int:
+        """Abort all of ``caller`` (an administrator: of anybody) that runs under ``request_id``; how many that were."""
+        answers = [a for a in self._answers.get(request_id, ()) if caller.admin or a.owner == caller.name]
         for answer in answers:
             await answer.abort()
         return len(answers)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from octavo.config import ChatConfig, ServerConfig
+from octavo.entrypoints.access import KeyRing
 from octavo.entrypoints.running import RunningAnswers
 from octavo.exceptions import EngineDeadError, OctavoError
 
@@ -56,6 +57,11 @@ class ServerState:
     chat_formats: ChatFormats | None = None  # see openai/prompts.py
     running: RunningAnswers = field(default_factory=RunningAnswers)
     system_fingerprint: str | None = None  # equal fingerprints: equal answers to equal requests
+    keys: KeyRing = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a wrong key file."""
+        self.keys = KeyRing(self.config)
 
     def ready_engine(self) -> AsyncLLM:
         """The engine. Raises NotReadyError while it starts and EngineDeadError if it could not."""

@@ -52,7 +52,7 @@ def test_every_flag_of_the_serve_command_arrives() -> None:
     assert not engine.scheduler.enable_chunked_prefill
     assert (engine.scheduler.max_num_seqs, engine.scheduler.max_num_batched_tokens) == (8, 512)
     assert engine.backend.threads == 3
-    assert (server.port, server.host, server.api_key, server.shutdown_timeout) == (0, "::1", "k", 1.5)
+    assert (server.port, server.host, server.api_key, server.shutdown_timeout) == (0, "::1", ("k",), 1.5)
 
 
 def test_the_model_is_a_flag_where_the_position_is_taken() -> None:
@@ -60,9 +60,9 @@ def test_the_model_is_a_flag_where_the_position_is_taken() -> None:
 
 
 def test_the_api_key_may_come_from_the_environment_and_the_flag_wins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OCTAVO_API_KEY", "from-env")
-    assert server_config_from_namespace(parse()).api_key == "from-env"
-    assert server_config_from_namespace(parse("--api-key", "flag")).api_key == "flag"
+    monkeypatch.setenv("OCTAVO_API_KEY", "from-env another")
+    assert server_config_from_namespace(parse()).api_key == ("from-env", "another")
+    assert server_config_from_namespace(parse("--api-key", "flag", "--api-key", "[x")).api_key == ("flag", "[x")
 
 
 @pytest.mark.parametrize("bad", [["--kv-cache-memory", "2 apples"], ["--max-num-seqs", "x"], ["--dtype", "int3"]])
@@ -146,5 +146,5 @@ def test_shutdown_timeout_has_bounds(seconds: str) -> None:
 @pytest.mark.parametrize("key", ["", " ", "a b", "k\n", "schlüssel"])
 def test_an_api_key_that_no_header_can_carry(key: str) -> None:
     with pytest.raises(ConfigError, match="api_key") as caught:
-        ServerConfig(api_key=key)
+        ServerConfig(api_key=(key,))
     assert "schl" not in str(caught.value)  # a secret is not printed

@@ -158,6 +158,22 @@ def test_a_core_that_keeps_dying_ends_the_server(smollm2_path: str) -> None:
     assert cause == "the engine core was killed by signal 9 (restarts in the last 300 s: 1)"
 
 
+def test_sighup_reads_the_key_file(smollm2_path: str, tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("ann:first\n")
+    with running_server(smollm2_path, *FLAGS, "--api-key-file", str(path)) as server:
+
+        def status(key: str) -> int:
+            return httpx.get(f"{server.url}/version", headers={"x-api-key": key}).status_code
+
+        assert (status("first"), status("second")) == (200, 401)
+        path.write_text("ann:second\n")
+        server.process.send_signal(signal.SIGHUP)
+        server.wait_for_line("(1 API keys read)")
+        assert (status("first"), status("second")) == (401, 200)
+        assert "first" not in server.output
+
+
 def test_the_api_key_from_the_environment(smollm2_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCTAVO_API_KEY", "k")
     with running_server(smollm2_path, *FLAGS) as server:

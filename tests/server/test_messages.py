@@ -8,6 +8,7 @@ import anthropic
 import httpx2
 import pytest
 
+from octavo.config import ServerConfig
 from octavo.entrypoints.anthropic.protocol import MessagesRequest, to_chat
 from octavo.entrypoints.openai.app import build_app
 from octavo.entrypoints.state import ServerState
@@ -16,14 +17,15 @@ from tests.server.fake_engine import FakeEngine, ToolTokenizer
 USER: Any = {"role": "user", "content": "hi"}
 
 
-def client_of(engine: FakeEngine, **options: Any) -> anthropic.AsyncAnthropic:
-    app = build_app(ServerState("m", engine=engine), **options)  # type: ignore[arg-type]
+def client_of(engine: FakeEngine, *keys: str) -> anthropic.AsyncAnthropic:
+    config = ServerConfig(api_key=keys)
+    app = build_app(ServerState("m", engine=engine, config=config))  # type: ignore[arg-type]
     http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app))
     return anthropic.AsyncAnthropic(base_url="http://octavo", api_key="k", max_retries=0, http_client=http)
 
 
 async def test_a_message_is_anthropics() -> None:
-    async with client_of(FakeEngine(), api_key="k") as client:
+    async with client_of(FakeEngine(), "k") as client:
         message = await client.messages.create(model="m", max_tokens=3, system="be brief", messages=[USER])
     assert (message.type, message.role, message.model) == ("message", "assistant", "m")
     assert message.content[0].text == "abc"  # type: ignore[union-attr]
@@ -131,7 +133,7 @@ async def test_errors_are_anthropics() -> None:
     async with client_of(FakeEngine()) as client:
         with pytest.raises(anthropic.NotFoundError):
             await client.messages.create(model="other", max_tokens=3, messages=[USER])
-    async with client_of(FakeEngine(), api_key="other") as client:
+    async with client_of(FakeEngine(), "other") as client:
         with pytest.raises(anthropic.AuthenticationError):
             await client.messages.create(model="m", max_tokens=3, messages=[USER])
     engine = FakeEngine()

@@ -10,6 +10,7 @@ import schemathesis
 from fastapi import FastAPI
 from hypothesis import HealthCheck, settings
 
+from octavo.config import ServerConfig
 from octavo.entrypoints.openai.app import build_app
 from octavo.entrypoints.state import ServerState
 from tests.server.fake_engine import FakeEngine
@@ -26,8 +27,8 @@ enabled = false
 OPTIONS: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck), "derandomize": True}
 
 
-def make_app(**options: Any) -> FastAPI:
-    return build_app(ServerState("m", engine=FakeEngine()), **options)  # type: ignore[arg-type]
+def make_app(config: ServerConfig | None = None) -> FastAPI:
+    return build_app(ServerState("m", engine=FakeEngine(), config=config or ServerConfig()))  # type: ignore[arg-type]
 
 
 app = make_app()
@@ -79,6 +80,6 @@ def test_every_route_says_what_it_answers(path: str, method: str, operation: dic
 
 def test_a_key_is_in_the_document_where_one_is_needed() -> None:
     assert "security" not in document
-    guarded = make_app(api_key="k").openapi()
+    guarded = make_app(ServerConfig(api_key=("k",))).openapi()
     assert guarded["security"] == [{"bearer": []}, {"x-api-key": []}]
     assert set(guarded["components"]["securitySchemes"]) == {"bearer", "x-api-key"}

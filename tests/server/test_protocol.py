@@ -32,8 +32,8 @@ async def client(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-def client_of(state: ServerState, **options: Any) -> httpx.AsyncClient:
-    transport = httpx.ASGITransport(build_app(state, **options), raise_app_exceptions=True)
+def client_of(state: ServerState) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(build_app(state), raise_app_exceptions=True)
     return httpx.AsyncClient(transport=transport, base_url="http://octavo")
 
 
@@ -508,12 +508,13 @@ async def test_health_tells_loading_from_ready_from_dead() -> None:
 
 
 async def test_the_key_guards_every_route_but_the_open_ones(engine: FakeEngine) -> None:
-    async with client_of(ServerState("m", engine=engine), api_key="s3cret") as client:  # type: ignore[arg-type]
-        for path in ("/v1/models", "/openapi.json", "/docs", "/nothing"):
+    config = ServerConfig(api_key=("s3cret",), enable_docs_page=True)
+    async with client_of(ServerState("m", engine=engine, config=config)) as client:  # type: ignore[arg-type]
+        for path in ("/v1/models", "/openapi.json", "/docs", "/version", "/metrics", "/nothing"):
             assert (await client.get(path)).status_code == 401
         for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"):
             assert (await client.post(path, json={})).json()["error"]["type"] == "AuthenticationError"
-        for path in ("/health", "/ping", "/version", "/metrics"):
+        for path in ("/health", "/ping"):
             assert (await client.get(path)).status_code == 200
         for header, status in (
             ("Bearer s3cret", 200),
@@ -528,13 +529,14 @@ async def test_the_key_guards_every_route_but_the_open_ones(engine: FakeEngine) 
 
 
 async def test_a_body_over_the_limit_is_413(engine: FakeEngine) -> None:
-    async with client_of(ServerState("m", engine=engine), max_body_bytes=100) as client:  # type: ignore[arg-type]
+    config = ServerConfig(max_body_bytes=1024)
+    async with client_of(ServerState("m", engine=engine, config=config)) as client:  # type: ignore[arg-type]
 
         async def trickle() -> AsyncIterator[bytes]:
             for _ in range(20):
-                yield b" " * 10
+                yield b" " * 100
 
-        for content in (b" " * 101, trickle()):
+        for content in (b" " * 1025, trickle()):
             response = await client.post(
                 "/v1/completions", content=content, headers={"content-type": "application/json"}
             )

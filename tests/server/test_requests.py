@@ -18,9 +18,9 @@ CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_to
 LONG: dict[str, Any] = {**CHAT, "max_tokens": 40}
 
 
-def client_of(engine: FakeEngine, config: ServerConfig | None = None, **options: Any) -> httpx.AsyncClient:
+def client_of(engine: FakeEngine, config: ServerConfig | None = None) -> httpx.AsyncClient:
     state = ServerState("m", engine=engine, config=config or ServerConfig())  # type: ignore[arg-type]
-    transport = httpx.ASGITransport(build_app(state, **options))
+    transport = httpx.ASGITransport(build_app(state))
     return httpx.AsyncClient(transport=transport, base_url="http://octavo")
 
 
@@ -146,7 +146,7 @@ async def test_what_the_router_refuses_has_a_body_too() -> None:
 
 
 async def test_the_key_comes_in_either_header() -> None:
-    async with client_of(FakeEngine(), api_key="k") as client:
+    async with client_of(FakeEngine(), ServerConfig(api_key=("k",))) as client:
         for headers in (
             {"Authorization": "Bearer k"},
             {"x-api-key": "k"},

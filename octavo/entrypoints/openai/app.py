@@ -9,7 +9,7 @@ from octavo.entrypoints import health, metrics_endpoint
 from octavo.entrypoints.anthropic import messages
 from octavo.entrypoints.openai import chat, completions, models, render, requests, tokenize
 from octavo.entrypoints.openai.errors import AnthropicErrorBody, ErrorBody, install_error_handlers
-from octavo.entrypoints.openai.middleware import MAX_BODY_BYTES, ApiKeyGuard, BodyLimit, ErrorShield, HeadAsGet
+from octavo.entrypoints.openai.middleware import BodyLimit, ErrorShield, HeadAsGet, KeyGuard
 from octavo.entrypoints.openai.openapi import failures, install_openapi
 from octavo.entrypoints.openai.responses import router as responses
 from octavo.entrypoints.request_ids import RequestIds
@@ -21,19 +21,30 @@ ROUTERS = (
 )
 
 
-def build_app(state: ServerState, *, api_key: str | None = None, max_body_bytes: int = MAX_BODY_BYTES) -> FastAPI:
+OPEN_PATHS = frozenset({"/health", "/ping"})  # no key, ever: platforms ask whether the server lives
+
+
+def build_app(state: ServerState) -> FastAPI:
     """The application over ``state``, which may become ready later. No CORS headers are sent."""
-    app = FastAPI(title="octavo", version=octavo.__version__)
+    config = state.config
+    app = FastAPI(
+        title="octavo",
+        version=octavo.__version__,
+        openapi_url=None if config.disable_fastapi_docs else "/openapi.json",
+        docs_url="/docs" if config.enable_docs_page else None,
+        redoc_url="/redoc" if config.enable_docs_page else None,
+    )
     app.state.server, app.state.routers = state, (*ROUTERS, messages.router)
     for router in ROUTERS:
         app.include_router(router, responses=failures(ErrorBody))
     app.include_router(messages.router, responses=failures(AnthropicErrorBody))
     install_error_handlers(app)
-    install_openapi(app, guarded=api_key is not None)
-    app.add_middleware(BodyLimit, limit=max_body_bytes)
-    if api_key is not None:
-        app.add_middleware(ApiKeyGuard, api_key=api_key)
+    install_openapi(app, guarded=state.keys.guarded)
+    app.add_middleware(BodyLimit, limit=config.max_body_bytes)
+    app.add_middleware(
+        KeyGuard, keys=state.keys, open_paths=OPEN_PATHS | ({"/metrics"} if config.public_metrics else set())
+    )
     app.add_middleware(ErrorShield)
     app.add_middleware(HeadAsGet)
-    app.add_middleware(RequestIds, echo=state.config.enable_request_id_headers)
+    app.add_middleware(RequestIds, echo=config.enable_request_id_headers)
     return app

@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
 
+from octavo.entrypoints.access import NotAllowedError
 from octavo.entrypoints.request_ids import current_request_id
 from octavo.entrypoints.state import NotFoundError, NotReadyError
 from octavo.exceptions import EngineDeadError, OctavoError, OverloadedError, RequestError, ValidationError
@@ -113,6 +114,8 @@ def describe(error: BaseException) -> tuple[int, str, str | None]:
         return 400, str(error), error.parameter
     if isinstance(error, NotFoundError):
         return 404, str(error), error.parameter
+    if isinstance(error, NotAllowedError):
+        return 403, str(error), None
     if isinstance(error, EngineDeadError | NotReadyError):
         return 503, str(error), None
     if isinstance(error, OverloadedError):

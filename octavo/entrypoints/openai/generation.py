@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET, UnsetType
 
+from octavo.entrypoints.access import current_caller
 from octavo.entrypoints.openai.answers import CompletionTokensDetails, PromptTokensDetails, RequestTimes, Usage
 from octavo.entrypoints.openai.constraints import named_by
 from octavo.entrypoints.openai.protocol import GenerationRequest
@@ -149,7 +150,7 @@ class Generation:
 
     async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """(prompt index, output) as they come; closing it aborts what still runs. Raises RequestError if one fails."""
-        with self._state.running.track(self._ids, self._abort):
+        with self._state.running.track(self._ids, self._abort, current_caller.get()):
             if len(self._streams) == 1:  # the usual case, once per token: straight through
                 async with aclosing(self._streams[0]) as stream:
                     async for output in stream:

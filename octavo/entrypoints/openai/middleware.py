@@ -6,15 +6,13 @@ open ones.
 
 from __future__ import annotations
 
-import hmac
-
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from octavo.entrypoints.access import STRANGER, KeyRing, current_caller
 from octavo.entrypoints.openai.errors import describe, error_response
 
-OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
-MAX_BODY_BYTES = 10 * 1024 * 1024
+REFUSAL = "missing or wrong API key: send 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
 
 
 class ErrorShield:
@@ -56,31 +54,37 @@ class HeadAsGet:
         await self.app({**scope, "method": "GET"}, receive, bodiless)
 
 
-class ApiKeyGuard:
-    """Every path but OPEN_PATHS needs ``Authorization: Bearer KEY``, or ``x-api-key: KEY`` as Anthropic's client sends.
-
-    The comparison takes constant time.
+class KeyGuard:
+    """Every path but ``open_paths`` needs ``Authorization: Bearer KEY``, or ``x-api-key: KEY`` as Anthropic's client
+    sends. Sets ``current_caller``.
     """
 
-    def __init__(self, app: ASGIApp, api_key: str) -> None:
-        self.app, self._expected = app, api_key.encode()
+    def __init__(self, app: ASGIApp, keys: KeyRing, open_paths: frozenset[str]) -> None:
+        self.app, self._keys, self._open = app, keys, open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
-            headers = dict(scope["headers"])
-            scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
-            bearer = given.strip() if scheme.lower() == b"bearer" else b""
-            offered = (bearer, headers.get(b"x-api-key", b""))
-            if not sum(hmac.compare_digest(key, self._expected) for key in offered):
-                await error_response(401, "missing or wrong API key", path=scope["path"])(scope, receive, send)
-                return
-        await self.app(scope, receive, send)
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+        bearer = given.strip() if scheme.lower() == b"bearer" else b""
+        caller = self._keys.find((bearer, headers.get(b"x-api-key", b"")))
+        if caller is None and scope["path"] not in self._open:
+            more = {"WWW-Authenticate": "Bearer"}
+            await error_response(401, REFUSAL, path=scope["path"], headers=more)(scope, receive, send)
+            return
+        token = current_caller.set(caller or STRANGER)
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            current_caller.reset(token)
 
 
 class BodyLimit:
     """A body over ``limit`` bytes is refused with 413, by its declared length or as soon as it has grown too long."""
 
-    def __init__(self, app: ASGIApp, limit: int = MAX_BODY_BYTES) -> None:
+    def __init__(self, app: ASGIApp, limit: int) -> None:
         self.app, self.limit = app, limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

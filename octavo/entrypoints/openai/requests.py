@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from octavo.entrypoints.access import current_caller
 from octavo.entrypoints.openai.answers import AbortedRequest, ServerLoad
 from octavo.entrypoints.openai.openapi import describe_answer
 from octavo.entrypoints.openai.routing import server_state
@@ -19,11 +20,11 @@ async def abort_request(request_id: str, request: Request) -> Response:
     """Abort what is running under an id: that of the response, or the client's own request_id or X-Request-Id.
 
     Streams and whole answers then end with finish_reason ``abort`` and what they have. Clients may give several
-    requests one id: all of them are aborted.
+    requests one id: all of them are aborted. Only the key that sent a request, and the administrator's, can abort it.
     """
     state = server_state(request)
     state.ready_engine()
-    aborted = await state.running.abort(request_id)
+    aborted = await state.running.abort(request_id, current_caller.get())
     if not aborted:
         raise UnknownRequestError(f"no running request has the id {request_id[:200]!r}")
     return json_response(AbortedRequest(id=request_id, aborted=aborted))
