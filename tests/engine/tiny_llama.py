@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +26,27 @@ from octavo.config import (
 BOS, EOS = "<|bos|>", "<|eos|>"
 VOCAB, HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, INNER = 320, 32, 2, 4, 2, 8, 48
 MAX_POSITION = 512
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
 CORPUS = ["the quick brown fox jumps over the lazy dog", "one small step for a man", "ein Zug fährt über die Brücke 🙂"]
 
 
-def write_tokenizer(folder: Path) -> None:
+def write_tokenizer(folder: Path, template: str = TEMPLATE, special_tokens: Sequence[str] = ()) -> None:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB, special_tokens=[BOS, EOS], initial_alphabet=alphabet, show_progress=False
+        vocab_size=VOCAB,
+        special_tokens=[BOS, EOS, *special_tokens],
+        initial_alphabet=alphabet,
+        show_progress=False,
     )
     tokenizer.train_from_iterator(CORPUS * 4, trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
         "bos_token": BOS,
         "eos_token": EOS,
-        "chat_template": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:",
+        "chat_template": template,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 

@@ -1,4 +1,7 @@
-"""``thinking_token_budget``: after so many tokens of thinking the next one is the tag that closes it."""
+"""``thinking_token_budget``: after so many tokens of thinking the next one is the tag that closes it.
+
+Where a grammar does not let it be the next one (within a character of several tokens, say), it is the first that may.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,12 @@ import numpy as np
 from octavo.backends.base import FloatArray, Int32Array
 from octavo.messages import NewRequestData
 
+LIFT = 1e5  # exp(-LIFT / the highest temperature) is 0 in float32, and so is every other token's chance
+
 
 @dataclass(frozen=True, slots=True)
 class ThinkingBudget:
-    """Allows only ``end`` once ``budget`` tokens follow ``start``, or the prompt where ``start`` is None."""
+    """Lifts ``end`` out of reach of all others once ``budget`` tokens follow ``start`` (None: the prompt)."""
 
     budget: int
     start: int | None
@@ -26,8 +31,8 @@ class ThinkingBudget:
                 return
             thought = thought[begun[0] + 1 :]
         if thought.size >= self.budget and not (thought == self.end).any():
-            row[:] = -np.inf
-            row[self.end] = 0.0
+            highest = row.max()
+            row[self.end] = highest + LIFT if np.isfinite(highest) else LIFT
 
 
 def make(request: NewRequestData) -> ThinkingBudget | None:
