@@ -183,14 +183,19 @@ void bind_program(nb::module_& m) {
       .def("add_rope_table", &Program::add_rope_table, "inv_freq"_a, "factor"_a, "out"_a)
       .def("add_rope", &Program::add_rope, "x"_a, "out"_a, "table"_a, "heads"_a, "head_dim"_a, "pairs"_a)
       .def("add_write_kv", &Program::add_write_kv, "layer"_a, "k"_a, "v"_a)
-      .def("add_linear_prepare", &Program::add_linear_prepare, "linear"_a, "x"_a, "scratch"_a, "per_token"_a)
-      .def("add_linear",
-           [](Program& p, int64_t linear, Place x, Place out, std::optional<Place> residual,
-              std::optional<Place> maxima, int64_t scratch, bool per_token) {
-             p.add_linear(linear, x, out, residual ? &*residual : nullptr, maxima ? &*maxima : nullptr, scratch,
-                          per_token);
+      .def("add_linear_prepare",
+           [](Program& p, int64_t linear, Place x, uintptr_t norm, float eps, int64_t scratch, bool per_token) {
+             p.add_linear_prepare({linear, x, pointer<float>(norm), eps, scratch, per_token});
            },
-           "linear"_a, "x"_a, "out"_a, "residual"_a.none(), "maxima"_a.none(), "scratch"_a, "per_token"_a)
+           "linear"_a, "x"_a, "norm"_a, "eps"_a, "scratch"_a, "per_token"_a)
+      .def("add_linear",
+           [](Program& p, int64_t linear, Place x, uintptr_t norm, float eps, int64_t scratch, bool per_token, Place out,
+              std::optional<Place> residual, std::optional<Place> maxima, bool gated) {
+             p.add_linear({linear, x, pointer<float>(norm), eps, scratch, per_token}, out,
+                          residual ? &*residual : nullptr, maxima ? &*maxima : nullptr, gated);
+           },
+           "linear"_a, "x"_a, "norm"_a, "eps"_a, "scratch"_a, "per_token"_a, "out"_a, "residual"_a.none(),
+           "maxima"_a.none(), "gated"_a)
       .def("add_attention", &Program::add_attention, "layer"_a, "q"_a, "out"_a, "scale"_a,
            "window"_a.none())
       .def("set_logits", &Program::set_logits, "logits"_a)

@@ -1,26 +1,8 @@
 // Row-wise kernels; the order of every sum depends only on the width.
-#include <math.h>
-
 #include "kernels/exports.h"
-#include "kernels/simd.h"
+#include "kernels/row_math.h"
 
 namespace octavo::OCTAVO_ISA {
-
-OCTAVO_INLINE float sum_of_squares(const float* x, int64_t width) {
-  f32x16 sums[2] = {};
-  int64_t i = 0;
-  for (; i + 2 * kLanes <= width; i += 2 * kLanes) {
-    const f32x16 a = load(x + i), b = load(x + i + kLanes);
-    sums[0] = multiply_add(a, a, sums[0]);
-    sums[1] = multiply_add(b, b, sums[1]);
-  }
-  for (; i < width; i += kLanes) {
-    const int64_t n = width - i < kLanes ? width - i : kLanes;
-    const f32x16 a = load_partial(x + i, n);
-    sums[0] = multiply_add(a, a, sums[0]);
-  }
-  return sum(sums[0] + sums[1]);
-}
 
 /// y[i ..] = f(i, lanes) over a row; the last call has fewer than 16 lanes when the width is ragged.
 template <class Function>
@@ -33,8 +15,7 @@ OCTAVO_INLINE void map_row(float* y, int64_t width, Function f) {
 static void rms_norm(const float* x, int64_t ldx, const float* weight, float eps, float* y, int64_t ldy, int64_t rows,
                      int64_t width) {
   for (int64_t row = 0; row < rows; row++, x += ldx, y += ldy) {
-    const float mean = sum_of_squares(x, width) / static_cast<float>(width);
-    const f32x16 factor = splat(1.0f / sqrtf(mean + eps));
+    const f32x16 factor = splat(norm_factor(x, width, eps));
     map_row(y, width, [=](int64_t i, int64_t n) __attribute__((always_inline)) {
       return load_lanes(x + i, n) * factor * load_lanes(weight + i, n);
     });
@@ -53,8 +34,7 @@ static void add(const float* a, int64_t lda, const float* b, int64_t ldb, float*
 static void silu_mul(const float* x, int64_t ldx, float* y, int64_t ldy, int64_t rows, int64_t width) {
   for (int64_t row = 0; row < rows; row++, x += ldx, y += ldy) {
     map_row(y, width, [=](int64_t i, int64_t n) __attribute__((always_inline)) {
-      const f32x16 gate = load_lanes(x + i, n), up = load_lanes(x + width + i, n);
-      return gate / (1.0f + exponential(-gate)) * up;
+      return gated(load_lanes(x + i, n), load_lanes(x + width + i, n));
     });
   }
 }

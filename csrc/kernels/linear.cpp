@@ -1,12 +1,10 @@
 // Linear layers: the loops over parts, panels and row tiles, and the epilogue. Formats and instruction sets are known
 // to the tiles (linear_tiles_*.inl) alone.
 
-#include <math.h>
-
 #include "kernels/exports.h"
 #include "kernels/linear.h"
 #include "kernels/linear_tiles.h"
-#include "kernels/simd.h"
+#include "kernels/row_math.h"
 #include "octavo/maxima.h"
 
 namespace octavo::OCTAVO_ISA {
@@ -41,18 +39,24 @@ void prepare(const LinearCall& call, int64_t first, int64_t last) {
     if (done[int(kind)]) continue;
     done[int(kind)] = true;
     char* tiles = static_cast<char*>(call.scratch) + scratch_offset(linear, call.rows, int(kind));
-    convert_rows(kind, call.x, call.ldx, linear.k, {first, last}, tile_rows(call.rows, most_tile_rows(kind)), tiles);
+    convert_rows(kind, call, {first, last}, tile_rows(call.rows, most_tile_rows(kind)), tiles);
   }
 }
 
 // What becomes of the sums of a tile: y = sums * scale of the row (or 1) + bias + residual, in this order, for `valid`
-// outputs from first_n on, and the maxima of LinearCall. y may be the residual.
+// outputs from first_n on, and the maxima of LinearCall; or gates. y may be the residual.
 struct TileEnd {
   const LinearCall& call;
   int64_t first_row, rows, first_n, valid;
   const float* scales;  // of the rows, or null
 
-  void write(const float* sums) const { valid == kPanelOutputs ? write<true>(sums) : write<false>(sums); }
+  void write(const float* sums) const {
+    if (call.gated) {
+      write_gated(sums);
+    } else {
+      valid == kPanelOutputs ? write<true>(sums) : write<false>(sums);
+    }
+  }
 
  private:
   template <bool Whole>  // of kPanelOutputs
@@ -73,6 +77,14 @@ struct TileEnd {
         store_lanes(y + first, v[i], n);
       }
       if (call.maxima != nullptr) take_maxima<Whole>(v, call.maxima + (first_row + r) * call.ldm);
+    }
+  }
+
+  void write_gated(const float* sums) const {
+    float* y = call.y + first_row * call.ldy + first_n / 2;
+    for (int64_t r = 0; r < rows; ++r, sums += kPanelOutputs, y += call.ldy) {
+      const float scale = scales != nullptr ? scales[r] : 1.0f;
+      store(y, gated(load(sums) * scale, load(sums + kLanes) * scale));
     }
   }
 

@@ -13,8 +13,7 @@ void pack(const LinearSource& source, void* panels, int64_t first, int64_t last)
 void embed_rows(const Linear& table, const int32_t* ids, int64_t count, float* out, int64_t ldo);
 
 // linear_activations.cpp
-/// Converts rows first .. last - 1 of x into tiles of tile_rows rows.
-void convert_rows(ActivationKind kind, const float* x, int64_t ldx, int64_t k, Range rows, int64_t tile_rows,
-                  void* tiles);
+/// Converts rows first .. last - 1 of a call's x, normed if it says so, into tiles of tile_rows rows.
+void convert_rows(ActivationKind kind, const LinearCall& call, Range rows, int64_t tile_rows, char* tiles);
 
 }  // namespace octavo::OCTAVO_ISA

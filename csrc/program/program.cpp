@@ -1,5 +1,6 @@
 #include "program/program.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <stdexcept>
@@ -25,7 +26,11 @@ int64_t block_stride(const Program::Shape& shape) {
 }  // namespace
 
 Program::Program(const KernelTable& kernels, std::shared_ptr<ThreadPool> pool, const Shape& shape)
-    : kernels_(kernels), pool_(std::move(pool)), shape_(shape), block_stride_(block_stride(shape)) {
+    : kernels_(kernels),
+      pool_(std::move(pool)),
+      shape_(shape),
+      block_stride_(block_stride(shape)),
+      own_scratch_(pool_->threads()) {
   arena_ = std::make_unique<Memory>(shape.arena_floats * sizeof(float));
   cache_ = std::make_unique<Memory>(shape.limits.blocks * block_stride_);
   attention_.shape = shape.attention;
@@ -107,35 +112,44 @@ void Program::add_write_kv(int64_t layer, Place k, Place v) {
   add_row_stage("write_kv", std::make_unique<WriteKvStage>(*kernels_.attention, kv_layer(layer), view(k), view(v)));
 }
 
-LinearCall Program::linear_call(int64_t linear, Place x, int64_t scratch) const {
+LinearCall Program::linear_call(const LinearInput& input) const {
   LinearCall call = {};
-  call.linear = &linears_.at(linear);
-  call.x = view(x).data;
-  call.ldx = x.second;
-  call.scratch = arena_->at<float>(0) + scratch;
+  call.linear = &linears_.at(input.linear);
+  call.x = view(input.x).data;
+  call.ldx = input.x.second;
+  call.norm = input.norm;
+  call.eps = input.eps;
+  call.scratch = arena_->at<float>(0) + input.scratch;
   return call;
 }
 
-void Program::add_linear_prepare(int64_t linear, Place x, int64_t scratch, bool per_token) {
-  const LinearCall call = linear_call(linear, x, scratch);
-  add_row_stage("linear_prepare", std::make_unique<LinearPrepareStage>(*kernels_.linear, call, per_token));
+void Program::add_linear_prepare(const LinearInput& input) {
+  const char* name = input.norm ? "rms_norm and prepare" : "prepare";
+  add_row_stage(name, std::make_unique<LinearPrepareStage>(*kernels_.linear, own_scratch_, linear_call(input),
+                                                           input.per_token));
 }
 
-void Program::add_linear(int64_t linear, Place x, Place out, const Place* residual, const Place* maxima,
-                         int64_t scratch, bool per_token) {
-  LinearCall call = linear_call(linear, x, scratch);
+void Program::add_linear(const LinearInput& input, Place out, const Place* residual, const Place* maxima, bool gated) {
+  LinearCall call = linear_call(input);
+  const Linear& linear = *call.linear;
   call.y = view(out).data;
   call.ldy = out.second;
+  call.gated = gated;
+  if (gated && (linear.num_parts > 1 || linear.n % kPanelOutputs != 0 || linear.bias || residual || maxima)) {
+    throw std::invalid_argument("a gated linear has one part of whole panels and nothing is added to it");
+  }
   if (residual) {
     call.residual = view(*residual).data;
     call.ldr = residual->second;
   }
-  if (maxima && call.linear->num_parts == 1) {
+  if (maxima && linear.num_parts == 1) {
     logit_maxima_ = view(*maxima);
     call.maxima = logit_maxima_.data;
     call.ldm = logit_maxima_.stride;
   }
-  add_wide_stage("linear", std::make_unique<LinearStage>(*kernels_.linear, call, per_token));
+  own_scratch_.reserve(kernels_.linear->scratch_bytes(linear, own_scratch_.rows));
+  add_wide_stage(gated ? "linear and silu_mul" : "linear",
+                 std::make_unique<LinearStage>(*kernels_.linear, own_scratch_, call, input.per_token));
 }
 
 void Program::add_attention(int64_t layer, Place q, Place out, float scale, std::optional<int64_t> window) {
@@ -159,8 +173,14 @@ void Program::Phase::run(const Step& step, int thread, int threads) const {
   }
   const Range mine = split(per_token ? step.tokens : step.rows, thread, threads);
   for (int64_t row = mine.first; row < mine.last; row += kRowBlock) {
-    for (const auto& stage : rows) stage->run(step, row, min_of(row + kRowBlock, mine.last));
+    for (const auto& stage : rows) {
+      if (!stage->idle(step)) stage->run(step, row, min_of(row + kRowBlock, mine.last));
+    }
   }
+}
+
+bool Program::Phase::idle(const Step& step) const {
+  return !wide && std::all_of(rows.begin(), rows.end(), [&](const auto& stage) { return stage->idle(step); });
 }
 
 void Program::run(const Step& step) {
@@ -184,6 +204,7 @@ void Program::run_phases(const Step& step, int thread, int threads) {
   const bool measuring = thread == 0 && !seconds_.empty();
   Clock::time_point before = measuring ? Clock::now() : Clock::time_point();
   for (size_t i = 0; i < phases_.size(); i++) {
+    if (phases_[i].idle(step)) continue;  // for all threads alike
     phases_[i].run(step, thread, threads);
     if (i + 1 < phases_.size()) pool_->barrier();
     if (!measuring) continue;

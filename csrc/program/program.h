@@ -43,12 +43,22 @@ class Program {
   void add_rope_table(std::vector<float> inv_freq, float factor, Place out);
   void add_rope(Place x, Place out, Place table, int64_t heads, int64_t head_dim, int64_t pairs);
   void add_write_kv(int64_t layer, Place k, Place v);
-  void add_linear_prepare(int64_t linear, Place x, int64_t scratch, bool per_token);
+
+  /// What a linear reads: x, through an rms_norm of these weights if they are not null; and floats from the start of the
+  /// arena to where the stage `linear_prepare` leaves it converted.
+  struct LinearInput {
+    int64_t linear;
+    Place x;
+    const float* norm;
+    float eps;
+    int64_t scratch;
+    bool per_token;
+  };
+  void add_linear_prepare(const LinearInput& input);
 
   /// Wide stages are phases of their own. `residual` may be null, and so may `maxima`, where the linear that makes the
-  /// logits puts their maxima.
-  void add_linear(int64_t linear, Place x, Place out, const Place* residual, const Place* maxima, int64_t scratch,
-                  bool per_token);
+  /// logits puts their maxima. `out` is not where x is.
+  void add_linear(const LinearInput& input, Place out, const Place* residual, const Place* maxima, bool gated);
   void add_attention(int64_t layer, Place q, Place out, float scale, std::optional<int64_t> window);
 
   void set_logits(Place logits) { logits_ = view(logits); }
@@ -81,6 +91,7 @@ class Program {
     std::vector<std::unique_ptr<RowStage>> rows;
     std::unique_ptr<WideStage> wide;
     void run(const Step& step, int thread, int threads) const;
+    bool idle(const Step& step) const;
   };
 
   View view(Place place) const { return {arena_->at<float>(0) + place.first, place.second}; }
@@ -88,7 +99,7 @@ class Program {
   void add_row_stage(const char* name, std::unique_ptr<RowStage> stage);
   void add_wide_stage(const char* name, std::unique_ptr<WideStage> stage);
   void run_phases(const Step& step, int thread, int threads);
-  LinearCall linear_call(int64_t linear, Place x, int64_t scratch) const;
+  LinearCall linear_call(const LinearInput& input) const;
 
   const KernelTable& kernels_;
   std::shared_ptr<ThreadPool> pool_;
@@ -99,6 +110,7 @@ class Program {
   std::deque<std::vector<LinearPart>> parts_;
   std::deque<Linear> linears_;  // stages refer to them: a deque does not move its elements
   std::vector<Phase> phases_;
+  OwnScratch own_scratch_;
   AttentionShared attention_;
   View logits_ = {nullptr, 0}, logit_maxima_ = {nullptr, 0};
   int64_t rows_ = 0;

@@ -64,9 +64,18 @@ void LinearPrepareStage::run(const Step& step, int64_t first, int64_t last) cons
   kernels_.prepare(with_rows(call_, step, per_token_), first, last);
 }
 
+bool LinearPrepareStage::idle(const Step& step) const {
+  return with_rows(call_, step, per_token_).rows <= own_.rows;
+}
+
 void LinearStage::run(const Step& step, int thread, int threads) {
-  const LinearCall call = with_rows(call_, step, per_token_);
-  if (call.rows > 0) kernels_.columns(call, thread, threads);
+  LinearCall call = with_rows(call_, step, per_token_);
+  if (call.rows == 0) return;
+  if (call.rows <= own_.rows) {
+    call.scratch = own_.of(thread);
+    kernels_.prepare(call, 0, call.rows);
+  }
+  kernels_.columns(call, thread, threads);
 }
 
 void AttentionStage::begin(const Step& step) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "octavo/kernels.h"
+#include "octavo/partition.h"
 #include "program/attention_plan.h"
 #include "program/memory.h"
 #include "program/step.h"
@@ -29,6 +30,8 @@ class RowStage {
  public:
   virtual ~RowStage() = default;
   virtual void run(const Step& step, int64_t first, int64_t last) const = 0;
+  /// Whether there is nothing to run in this step. A phase of idle stages costs no barrier.
+  virtual bool idle(const Step&) const { return false; }
 };
 
 /// Runs on all threads, between barriers.
@@ -141,27 +144,47 @@ class WriteKvStage final : public RowStage {
   View k_, v_;
 };
 
-/// A linear's activations in the format its weights want.
+/// Every thread's own memory for the converted activations of a few rows. With as many rows as threads or fewer, each
+/// converts them all for itself: it takes no longer than to wait for another who does it, and needs no barrier.
+struct OwnScratch {
+  explicit OwnScratch(int64_t rows) : rows(rows) {}
+
+  const int64_t rows;  // up to so many
+  size_t bytes = 0;    // of a thread
+  std::unique_ptr<Memory> memory;
+
+  void reserve(size_t most) {
+    if (most <= bytes) return;
+    bytes = round_up(most, 64);
+    memory = std::make_unique<Memory>(rows * bytes);
+  }
+  void* of(int thread) const { return memory->data() + thread * bytes; }
+};
+
+/// A linear's activations in the format its weights want, for all threads; of many rows.
 class LinearPrepareStage final : public RowStage {
  public:
-  LinearPrepareStage(const LinearKernels& kernels, const LinearCall& call, bool per_token)
-      : kernels_(kernels), call_(call), per_token_(per_token) {}
+  LinearPrepareStage(const LinearKernels& kernels, const OwnScratch& own, const LinearCall& call, bool per_token)
+      : kernels_(kernels), own_(own), call_(call), per_token_(per_token) {}
   void run(const Step& step, int64_t first, int64_t last) const override;
+  bool idle(const Step& step) const override;
 
  private:
   const LinearKernels& kernels_;
+  const OwnScratch& own_;
   LinearCall call_;
   bool per_token_;
 };
 
 class LinearStage final : public WideStage {
  public:
-  LinearStage(const LinearKernels& kernels, const LinearCall& call, bool per_token)
-      : kernels_(kernels), call_(call), per_token_(per_token) {}
+  LinearStage(const LinearKernels& kernels, const OwnScratch& own, const LinearCall& call, bool per_token)
+      : kernels_(kernels), own_(own), call_(call), per_token_(per_token) {}
   void run(const Step& step, int thread, int threads) override;
 
  private:
   const LinearKernels& kernels_;
+  const OwnScratch& own_;
   LinearCall call_;
   bool per_token_;
 };

@@ -16,7 +16,8 @@ from octavo.backends.base import Limits, StepInputs
 from octavo.backends.cpu import _kernels
 from octavo.backends.cpu.backend import CpuBackend
 from octavo.backends.cpu.buffers import Buffer, plan_arena
-from octavo.backends.cpu.lowering import fuse_residuals, lower
+from octavo.backends.cpu.fusion import fuse, gate_matrices
+from octavo.backends.cpu.lowering import lower
 from octavo.config import BackendConfig
 from octavo.exceptions import KernelError
 from octavo.program import Program, ProgramBuilder
@@ -116,15 +117,67 @@ def test_formats_mix_inside_a_matrix_and_tied_embeddings_are_packed_once(isa: st
     assert cpu(tiny_model("lm_head"), untied, sizes, isa=isa).weight_bytes >= runnable.weight_bytes + table_bytes
 
 
-def test_linears_take_over_residual_adds_and_buffers_are_shared() -> None:
+def test_linears_take_over_norms_gates_and_residual_adds_and_buffers_are_shared() -> None:
     program, sizes = tiny_model(), limits(tokens=128)
-    nodes = fuse_residuals(program)
+    gates = gate_matrices(program)
+    assert gates == {"0.gate_up", "1.gate_up"}
+    nodes = fuse(program, gates)
     assert sum(node.residual is not None for node in nodes) == 4
-    assert "add" not in {node.op.kind for node in nodes}
-    lowered = lower(program, sizes, lambda name, rows: 0)
+    assert sum(node.norm is not None for node in nodes) == 5
+    assert [node.gated for node in nodes if node.op.kind == "linear"] == [False, False, True, False] * 2 + [False]
+    assert {"add", "rms_norm", "silu_mul"}.isdisjoint(node.op.kind for node in nodes)
+    assert sum(node.op.kind == "silu_mul" for node in fuse(program)) == 2
+    lowered = lower(program, sizes, lambda name, rows: 0, gates)
     widths = [128 * (HIDDEN + 2 * INNER + INNER), 128 * VOCAB]
     assert lowered.arena_floats < 2 * sum(widths)  # far from one buffer per value
     assert [phase.rows for phase in lowered.phases[:4]] == ["T", None, "T", None]
+
+
+def test_what_others_read_too_is_not_melted() -> None:
+    b = ProgramBuilder(num_heads=1, num_kv_heads=1, head_dim=16, vocab_size=32, max_position=64)
+    x = b.embed(b.token_ids, "table", 32)
+    shared = b.rms_norm(x, "norm", 1e-5)
+    both = b.linear(shared, "both", 64)
+    y = b.add(shared, b.linear(b.silu_mul(both), "down", 32))
+    left, _ = b.split(both, 32, 32)
+    biased = b.silu_mul(b.linear(y, "biased", 64, bias=True))
+    program = b.finish(logits=b.rows(b.add(left, biased), b.logit_rows))
+    assert gate_matrices(program) == set()
+    nodes = fuse(program, {"both", "biased"} & gate_matrices(program))
+    assert all(node.norm is None and not node.gated for node in nodes)
+    assert sum(node.residual is not None for node in nodes) == 1
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("parts", [1, 2])
+def test_gates_beside_what_they_gate_change_no_bit(isa: str, parts: int) -> None:
+    """A linear with silu_mul in its epilogue against the two apart, which another reader of the linear enforces."""
+    rng, sizes = np.random.default_rng(3), limits()
+    weight = tuple(quantized(rng, 128 // parts, 64, 4) for _ in range(parts))
+    results: list[list[bytes]] = []
+    for melted in (True, False):
+        b = ProgramBuilder(num_heads=1, num_kv_heads=1, head_dim=16, vocab_size=64, max_position=64)
+        both = b.linear(b.rms_norm(b.embed(b.token_ids, "table", 64), "norm", 1e-5), "w", 128)
+        if not melted:
+            b.split(both, 64, 64)
+        program = b.finish(logits=b.rows(b.silu_mul(both), b.logit_rows))
+        assert gate_matrices(program) == ({"w"} if melted else set())
+        for threads in (1, 3):
+            runnable = cpu(program, {**random_weights(program), "w": weight}, sizes, isa=isa, threads=threads)
+            steps = [step([Chunk(range(tokens), 0, [1, 2, 3])], sizes) for tokens in (1, 3, 40)]
+            results.append([runnable.run(inputs).tobytes() for inputs in steps])
+    assert all(result == results[0] for result in results)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_gates_of_another_format_are_left_apart(isa: str) -> None:
+    program, sizes, rng = tiny_model(), limits(tokens=128), np.random.default_rng(12)
+    weights = dict(tiny_weights(program))
+    weights["0.gate_up"] = (quantized(rng, INNER, HIDDEN, 4), quantized(rng, INNER, HIDDEN, 8))
+    inputs = step([Chunk(rng.integers(0, VOCAB, 70).tolist(), 0, range(1, 6))], sizes)
+    runnable = cpu(program, weights, sizes, isa=isa, threads=2)
+    assert runnable._packed.gated == {"1.gate_up"}  # type: ignore[attr-defined]
+    close_to(runnable.run(inputs), reference(program, weights, sizes).run(inputs), 3e-2)
 
 
 @given(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 12), st.integers(0, 6)), max_size=30))
@@ -333,7 +386,7 @@ def test_phases_can_be_timed() -> None:
     runnable.run(good_step(sizes))
     phases = runnable.measurements()  # type: ignore[attr-defined]
     assert [name for name, _ in phases[:4]] == [
-        "embed + rms_norm + linear_prepare",
+        "embed + rms_norm and prepare",
         "linear",
         "rope_table + rope + rope + write_kv",
         "attention",

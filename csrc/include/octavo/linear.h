@@ -51,7 +51,7 @@ struct Linear {
   const float* bias;  // [n] or null
 };
 
-/// One use of a linear. Rows of x, y and residual are `ld*` floats apart; y may be the residual itself.
+/// One use of a linear, y = W x (+ bias) (+ residual). Rows of x, y and residual are `ld*` floats apart; y may be the residual itself.
 struct LinearCall {
   const Linear* linear;
   int64_t rows;  // M
@@ -59,11 +59,15 @@ struct LinearCall {
   int64_t ldx;
   float* y;
   int64_t ldy;
-  const float* residual;  // null: none; else y = W x + bias + residual
+  const float* residual;  // null: none
   int64_t ldr;
   void* scratch;  // linear_scratch_bytes(linear, rows), 64-byte aligned: activations as the formats want them
   float* maxima;  // null: none; else of the rows of y, as octavo/maxima.h says, `ldm` apart; infinite in some lane
   int64_t ldm;    // where an output of the row is not finite. Only for linears of one part
+  const float* norm;  // null: none; else the weights [k] of an rms_norm that x goes through before
+  float eps;
+  bool gated;  // 16 outputs of a gate and 16 that it gates alternate: y [n / 2] = silu(gate) * other. Only for linears
+               // of one part, whose panels are full, without bias, residual and maxima
 };
 
 /// The linear entries of a KernelTable. Every function is row-independent: row m of y depends on row m of x alone and

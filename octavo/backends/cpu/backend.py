@@ -13,6 +13,7 @@ import numpy as np
 from octavo.backends.base import BitArray, FloatArray, KVDtype, Limits, SampledRows, SampleRows, StepInputs
 from octavo.backends.cpu import _kernels
 from octavo.backends.cpu.buffers import View
+from octavo.backends.cpu.fusion import gate_matrices
 from octavo.backends.cpu.lowering import LoweredProgram, lower
 from octavo.backends.cpu.packed_cache import PackedCache
 from octavo.backends.cpu.weights import PackedWeights
@@ -63,12 +64,13 @@ class CpuBackend:
             raise KernelError(f"head_dim {program.head_dim}: int8 KV sums in int32, up to {_MOST_INT8_HEAD_DIM}")
         matrices = {op.weights[p] for op in program.ops for p in _MATRICES if p in op.weights and op.kind != "rms_norm"}
         shapes = {name: spec.shape for name, spec in program.weights.items()}
-        packed = PackedWeights(self._kernels, self._pool, weights, shapes, matrices, self._packed_cache)
+        gates = gate_matrices(program)
+        packed = PackedWeights(self._kernels, self._pool, weights, shapes, matrices, self._packed_cache, gates)
 
         def scratch_bytes(name: str, rows: int) -> int:
             return self._kernels.scratch_bytes(packed.parts(name), rows)
 
-        lowered = lower(program, limits, scratch_bytes)
+        lowered = lower(program, limits, scratch_bytes, packed.gated)
         native = self._new_program(program, limits, lowered.arena_floats)
         _build(native, lowered, packed)
         sampler = _kernels.Sampler(self._pool, self._kernels.isa)
@@ -176,8 +178,8 @@ def _build(native: _kernels.Program, lowered: LoweredProgram, packed: PackedWeig
             return linear(*value)
         if key == "table" and isinstance(value, str):
             return linear(value)
-        if key == "weight":
-            return packed.vector(value).ctypes.data
+        if key in ("weight", "norm"):
+            return packed.vector(value).ctypes.data if value else 0
         return value.place if isinstance(value, View) else value
 
     for phase in lowered.phases:

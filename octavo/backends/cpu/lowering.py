@@ -1,20 +1,21 @@
 """Lowering: a Program's ops -> phases of native stages on planned buffers.
 
 Row stages (each row alone) share a phase as long as nothing makes them wait for other rows; linears and attention are
-wide: a phase each. A residual ``add`` melts into the linear before it; rope and residuals work in place where nobody
-reads the old value again. Knows no addresses and no packed weights.
+wide: a phase each. Rope and residuals work in place where nobody reads the old value again. Knows no addresses and no
+packed weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.backends.base import Limits
 from octavo.backends.cpu.buffers import Buffer, View, plan_arena
+from octavo.backends.cpu.fusion import Node, fuse
 from octavo.exceptions import KernelError
-from octavo.program import Op, Program, Rope, Value
+from octavo.program import Program, Rope, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +43,15 @@ class LoweredProgram:
     arena_floats: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Node:
-    """An op, and the value that its result is added to."""
-
-    op: Op
-    residual: Value | None = None
-
-
-def lower(program: Program, limits: Limits, scratch_bytes: Callable[[str, int], int]) -> LoweredProgram:
+def lower(
+    program: Program, limits: Limits, scratch_bytes: Callable[[str, int], int], gated: Collection[str] = ()
+) -> LoweredProgram:
     """Lower ``program`` for steps within ``limits``.
 
-    ``scratch_bytes(weight name, rows)`` is what a linear needs for converted activations. Raises KernelError naming
-    an op that has no kernel.
+    ``scratch_bytes(weight name, rows)`` is what a linear needs for converted activations; ``gated``: see
+    ``fusion.fuse``. Raises KernelError naming an op that has no kernel.
     """
-    lowering = _Lowering(fuse_residuals(program), program, limits, scratch_bytes)
+    lowering = _Lowering(fuse(program, gated), program, limits, scratch_bytes)
     for index, node in enumerate(lowering.nodes):
         handler = _HANDLERS.get(node.op.kind)
         if handler is None:
@@ -68,34 +63,11 @@ def lower(program: Program, limits: Limits, scratch_bytes: Callable[[str, int], 
     return LoweredProgram(lowering.phases, logits, plan_arena(lowering.buffers))
 
 
-def fuse_residuals(program: Program) -> list[_Node]:
-    """The ops, with ``add(x, linear(h))`` as one linear node where the linear's result has no other use."""
-    uses: dict[int, int] = {program.logits.id: 1}
-    for op in program.ops:
-        for value in op.inputs:
-            uses[value.id] = uses.get(value.id, 0) + 1
-    linears = {op.outputs[0].id: op for op in program.ops if op.kind == "linear" and uses.get(op.outputs[0].id) == 1}
-    nodes: list[_Node] = []
-    for op in program.ops:
-        fused = None
-        if op.kind == "add":
-            a, b = op.inputs
-            fused = (b.id, a) if b.id in linears else (a.id, b) if a.id in linears else None
-        if fused is None:
-            nodes.append(_Node(op))
-            continue
-        linear_id, other = fused
-        linear = linears.pop(linear_id)
-        nodes.remove(_Node(linear))
-        nodes.append(_Node(replace(linear, outputs=op.outputs), residual=other))
-    return nodes
-
-
 class _Lowering:
     """State of one lowering: phases so far, and where each value lies."""
 
     def __init__(
-        self, nodes: Sequence[_Node], program: Program, limits: Limits, scratch_bytes: Callable[[str, int], int]
+        self, nodes: Sequence[Node], program: Program, limits: Limits, scratch_bytes: Callable[[str, int], int]
     ) -> None:
         self.nodes, self.logits, self.limits, self.scratch_bytes = nodes, program.logits, limits, scratch_bytes
         self.phases: list[Phase] = []
@@ -106,7 +78,7 @@ class _Lowering:
         self._values: dict[Buffer, list[Value]] = {}
         self._last_use: dict[int, int] = {}
         for index, node in enumerate(nodes):
-            for value in (*node.op.inputs, *((node.residual,) if node.residual else ())):
+            for value in node.reads:
                 self._last_use[value.id] = index
         self._last_use[program.logits.id] = len(nodes)
 
@@ -176,30 +148,36 @@ class _Lowering:
         return self.rope_tables[rope]
 
 
-def _embed(low: _Lowering, index: int, node: _Node) -> None:
+def _embed(low: _Lowering, index: int, node: Node) -> None:
     out = low.allocate(node.op.outputs[0])
     low.add_row_stage("T", "embed", [out], table=node.op.weights["table"], out=out)
 
 
-def _linear(low: _Lowering, index: int, node: _Node) -> None:
+def _linear(low: _Lowering, index: int, node: Node) -> None:
     (x_value,), (out_value,) = node.op.inputs, node.op.outputs
     x, name, rows = low.views[x_value.id], node.op.weights["weight"], x_value.shape[0]
-    floats = -(-low.scratch_bytes(name, low.capacity(x_value)) // 4)
-    scratch = View(low.new_buffer(floats, 0))
-    common = {"linear": (name, node.op.weights.get("bias")), "x": x, "scratch": scratch, "per_token": rows == "T"}
-    if floats:
-        low.add_row_stage(rows, "linear_prepare", [x, scratch], **common)
+    scratch = View(low.new_buffer(-(-low.scratch_bytes(name, low.capacity(x_value)) // 4), 0))
+    common = {
+        "linear": (name, node.op.weights.get("bias")),
+        "x": x,
+        "norm": node.norm.weights["weight"] if node.norm else None,
+        "eps": node.norm.attrs["eps"] if node.norm else 0.0,
+        "scratch": scratch,
+        "per_token": rows == "T",
+    }
+    low.add_row_stage(rows, "linear_prepare", [x, scratch], **common)
     residual = None if node.residual is None else low.views[node.residual.id]
-    if node.residual is None:
+    # not over x, which another thread may still read: see LinearStage.
+    if node.residual is None or low.views[node.residual.id].buffer is x.buffer:
         out = low.allocate(out_value)
     else:
         out = low.reuse_or_allocate(out_value, node.residual, index)
     maxima = low.maxima(out_value)
     touched = [x, scratch, out, *(view for view in (residual, maxima) if view is not None)]
-    low.add_wide_stage("linear", touched, **common, out=out, residual=residual, maxima=maxima)
+    low.add_wide_stage("linear", touched, **common, out=out, residual=residual, maxima=maxima, gated=node.gated)
 
 
-def _rms_norm(low: _Lowering, index: int, node: _Node) -> None:
+def _rms_norm(low: _Lowering, index: int, node: Node) -> None:
     (x_value,), (out_value,) = node.op.inputs, node.op.outputs
     x = low.views[x_value.id]
     out = low.reuse_or_allocate(out_value, x_value, index)
@@ -207,14 +185,14 @@ def _rms_norm(low: _Lowering, index: int, node: _Node) -> None:
     low.add_row_stage(x_value.shape[0], "rms_norm", [x, out], x=x, out=out, **args)
 
 
-def _add(low: _Lowering, index: int, node: _Node) -> None:
+def _add(low: _Lowering, index: int, node: Node) -> None:
     a, b = (low.views[value.id] for value in node.op.inputs)
     out_value = node.op.outputs[0]
     out = low.reuse_or_allocate(out_value, node.op.inputs[0], index)
     low.add_row_stage(out_value.shape[0], "add", [a, b, out], a=a, b=b, out=out, width=out_value.width)
 
 
-def _split(low: _Lowering, index: int, node: _Node) -> None:
+def _split(low: _Lowering, index: int, node: Node) -> None:
     x = low.views[node.op.inputs[0].id]
     column = x.column
     for value in node.op.outputs:
@@ -222,7 +200,7 @@ def _split(low: _Lowering, index: int, node: _Node) -> None:
         column += value.width
 
 
-def _rope(low: _Lowering, index: int, node: _Node) -> None:
+def _rope(low: _Lowering, index: int, node: Node) -> None:
     rope: Rope = node.op.attrs["rope"]
     table = low.rope_table(rope)
     for value, out_value in zip(node.op.inputs[:2], node.op.outputs):
@@ -233,7 +211,7 @@ def _rope(low: _Lowering, index: int, node: _Node) -> None:
         low.add_row_stage("T", "rope", [x, out, table], x=x, out=out, table=table, **args)
 
 
-def _attention(low: _Lowering, index: int, node: _Node) -> None:
+def _attention(low: _Lowering, index: int, node: Node) -> None:
     q, k, v = (low.views[value.id] for value in node.op.inputs)
     layer = node.op.attrs["layer"]
     low.add_row_stage("T", "write_kv", [k, v], layer=layer, k=k, v=v)
@@ -242,21 +220,21 @@ def _attention(low: _Lowering, index: int, node: _Node) -> None:
     low.add_wide_stage("attention", [q, out], layer=layer, q=q, out=out, **how)
 
 
-def _silu_mul(low: _Lowering, index: int, node: _Node) -> None:
+def _silu_mul(low: _Lowering, index: int, node: Node) -> None:
     x = low.views[node.op.inputs[0].id]
     out_value = node.op.outputs[0]
     out = low.allocate(out_value)
     low.add_row_stage(out_value.shape[0], "silu_mul", [x, out], x=x, out=out, width=out_value.width)
 
 
-def _rows(low: _Lowering, index: int, node: _Node) -> None:
+def _rows(low: _Lowering, index: int, node: Node) -> None:
     x = low.views[node.op.inputs[0].id]
     out_value = node.op.outputs[0]
     out = low.allocate(out_value)
     low.add_row_stage("R", "gather", [x, out], x=x, out=out, width=out_value.width)
 
 
-_HANDLERS: dict[str, Callable[[_Lowering, int, _Node], None]] = {
+_HANDLERS: dict[str, Callable[[_Lowering, int, Node], None]] = {
     "embed": _embed,
     "linear": _linear,
     "rms_norm": _rms_norm,

@@ -19,7 +19,10 @@ _PIECE = 64 << 20
 
 
 class PackedMatrix(msgspec.Struct, frozen=True, array_like=True):
-    """A packed part of a matrix [n, k], as ``PartShape`` says; ``offset``, ``num_bytes``: where its panels are."""
+    """A packed part of a matrix [n, k], as ``PartShape`` says; ``offset``, ``num_bytes``: where its panels are.
+
+    ``gated``: 16 rows of a gate and 16 of what it gates alternate.
+    """
 
     format: int
     n: int
@@ -30,6 +33,7 @@ class PackedMatrix(msgspec.Struct, frozen=True, array_like=True):
     scales: int
     offset: int
     num_bytes: int
+    gated: bool = False
 
     def shape(self) -> _kernels.PartShape:
         return _kernels.PartShape(self.format, self.n, self.k, self.group, self.centred, self.has_minimum, self.scales)
@@ -52,6 +56,9 @@ class Directory(msgspec.Struct):
     matrices: dict[str, list[PackedMatrix]]
     vectors: dict[str, PackedVector]
     total: int = 0
+
+    def is_gated(self, name: str) -> bool:
+        return any(part.gated for part in self.matrices.get(name, ()))
 
 
 class Pieces:

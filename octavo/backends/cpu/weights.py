@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +29,9 @@ class PackedWeights:
     """Matrices as lists of packed parts, vectors as float32 arrays, by parameter name.
 
     ``shapes``: the parameters and the shapes they must have. Those in ``matrices`` are packed, the others must be
-    vectors. ``cache``: where packed weights are kept between starts. Raises KernelError naming a parameter.
+    vectors. ``cache``: where packed weights are kept between starts. ``gates``: matrices [gate | up] of which 16 rows
+    of the one and 16 of the other shall alternate; in ``gated`` are those where they do, both being of one format.
+    Raises KernelError naming a parameter.
     """
 
     def __init__(
@@ -39,13 +42,18 @@ class PackedWeights:
         shapes: Mapping[str, tuple[int, ...]],
         matrices: Collection[str],
         cache: PackedCache | None = None,
+        gates: Collection[str] = (),
     ) -> None:
         if missing := [name for name in shapes if name not in weights]:
             raise KernelError(f"weight {missing[0]} is missing")
         self._owners = owners(weights)
         wanted = {self._owners[name]: shape for name, shape in shapes.items()}
-        packed = {self._owners[name] for name in matrices}
-        self._slot = slot = cache.slot(weights, f"{kernels.isa} {sorted(packed)}") if cache is not None else None
+        packed: dict[str, bool] = {}  # whether everything that shares the parameter is a gate
+        for name in matrices:
+            packed[self._owners[name]] = packed.get(self._owners[name], True) and name in gates
+        self._slot = slot = (
+            cache.slot(weights, f"{kernels.isa} {sorted(packed.items())}") if cache is not None else None
+        )
         found = slot.read(lambda directory: _fits(directory, wanted, packed, kernels)) if slot is not None else None
         self.origin = "packed now" if found is None else "read from the cache"
         self.directory, self._memory = found or _pack_all(kernels, pool, weights, wanted, packed)
@@ -55,6 +63,11 @@ class PackedWeights:
             name: as_bytes(self._memory.address(vector.offset), vector.size * 4).view(np.float32)
             for name, vector in self.directory.vectors.items()
         }
+
+    @property
+    def gated(self) -> set[str]:
+        """Names of matrices whose gates lie beside what they gate."""
+        return {name for name, owner in self._owners.items() if self.directory.is_gated(owner)}
 
     @property
     def num_bytes(self) -> int:
@@ -88,14 +101,17 @@ def _pack_all(
     pool: _kernels.ThreadPool,
     weights: Weights,
     wanted: Mapping[str, tuple[int, ...]],
-    matrices: Collection[str],
+    matrices: Mapping[str, bool],
 ) -> tuple[Directory, Pieces]:
     directory, memory = Directory({}, {}), Pieces()
     for name, parts in _read_ahead(weights, list(wanted), pool.threads):
         shape = wanted[name]
         _check_shape(name, [part.shape for part in parts], shape)
         if name in matrices:
-            directory.matrices[name] = [_pack(kernels, pool, memory, name, part) for part in parts]
+            alternating = alternate(parts) if matrices[name] else None
+            gated = alternating is not None
+            whole = parts if alternating is None else (alternating,)
+            directory.matrices[name] = [_pack(kernels, pool, memory, name, part, gated) for part in whole]
         else:
             values = np.ascontiguousarray(stack_dequantized(parts), dtype=np.float32)
             offset = memory.take(values.nbytes, page=False)
@@ -147,16 +163,38 @@ def _fits(
 
 
 def _pack(
-    kernels: _kernels.Kernels, pool: _kernels.ThreadPool, memory: Pieces, name: str, weight: Weight
+    kernels: _kernels.Kernels, pool: _kernels.ThreadPool, memory: Pieces, name: str, weight: Weight, gated: bool
 ) -> PackedMatrix:
     numbers = part_numbers(name, weight)
     shape = _kernels.PartShape(*numbers)
     num_bytes = kernels.packed_bytes(shape)
-    part = PackedMatrix(*numbers, memory.take(num_bytes), num_bytes)
+    part = PackedMatrix(*numbers, memory.take(num_bytes), num_bytes, gated)
     arrays = source_arrays(weight)
     addresses = (0 if array is None else array.ctypes.data for array in arrays)
     kernels.pack(pool, shape, memory.address(part.offset), *addresses)
     return part
+
+
+def alternate(parts: tuple[Weight, ...]) -> Weight | None:
+    """[gate | up] as one part, 16 rows of the one and 16 of the other in turn; None if they are not of one kind."""
+    kinds = {(p.shape, p.format, p.group_size, p.bits, p.zero) for p in parts}
+    rows = sum(part.shape[0] for part in parts)
+    if len(parts) > 2 or len(kinds) > 1 or rows % 32:
+        return None
+
+    def merge(arrays: list[npt.NDArray[np.generic] | None]) -> npt.NDArray[np.generic] | None:
+        present = [array for array in arrays if array is not None]
+        if not present:
+            return None
+        halves = np.concatenate(present).reshape(2, rows // 32, 16, -1)
+        return halves.swapaxes(0, 1).reshape(rows, -1)
+
+    fields = ("data", "scale", "minimum", "scale_unit", "minimum_unit")
+    columns = [[getattr(part, field) for part in parts] for field in fields]
+    if any(len({None if a is None else a.dtype for a in column}) > 1 for column in columns):
+        return None
+    merged = dict(zip(fields, map(merge, columns)))
+    return replace(parts[0], shape=(rows, parts[0].shape[1]), **merged)  # type: ignore[arg-type]
 
 
 def part_numbers(name: str, weight: Weight) -> tuple[int, int, int, int, bool, bool, int]:

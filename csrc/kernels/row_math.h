@@ -1,0 +1,33 @@
+// What a row goes through on its way into a linear or out of it, wherever that is done: the same arithmetic everywhere.
+#pragma once
+
+#include <math.h>
+
+#include "kernels/simd.h"
+
+namespace octavo::OCTAVO_ISA {
+
+OCTAVO_INLINE float sum_of_squares(const float* x, int64_t width) {
+  f32x16 sums[2] = {};
+  int64_t i = 0;
+  for (; i + 2 * kLanes <= width; i += 2 * kLanes) {
+    const f32x16 a = load(x + i), b = load(x + i + kLanes);
+    sums[0] = multiply_add(a, a, sums[0]);
+    sums[1] = multiply_add(b, b, sums[1]);
+  }
+  for (; i < width; i += kLanes) {
+    const f32x16 a = load_lanes(x + i, width - i);
+    sums[0] = multiply_add(a, a, sums[0]);
+  }
+  return sum(sums[0] + sums[1]);
+}
+
+/// What rms_norm multiplies a row by, before its weights: 1 / sqrt(mean(x^2) + eps).
+OCTAVO_INLINE float norm_factor(const float* x, int64_t width, float eps) {
+  return 1.0f / sqrtf(sum_of_squares(x, width) / static_cast<float>(width) + eps);
+}
+
+/// silu(gate) * up
+OCTAVO_INLINE f32x16 gated(f32x16 gate, f32x16 up) { return gate / (1.0f + exponential(-gate)) * up; }
+
+}  // namespace octavo::OCTAVO_ISA
