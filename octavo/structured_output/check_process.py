@@ -1,13 +1,11 @@
 """The checker's process: reads constraints, answers with their grammars. May be killed, or crash, at any time.
 
 llguidance overflows the stack on some grammars and works for minutes on others; here that harms nobody. The process
-has a low priority, a bounded memory and a small stack; it ends when its standard input does.
+has a low priority (``checker`` starts it so), a bounded memory and a small stack; it ends when its standard input does.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 import resource
 import signal
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
 
 STACK_BYTES = 4 << 20
 DATA_BYTES = 384 << 20
-NICE = 10
 STEPS, WALK = 300, 100  # in all, and from one beginning
 WALK_SECONDS = 0.1  # of CPU time
 TOO_COSTLY = "every token takes too much work; make the grammar simpler or less ambiguous"
@@ -141,8 +138,6 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_DATA, (DATA_BYTES, DATA_BYTES))
-    with contextlib.suppress(OSError):
-        os.nice(NICE)
     threading.stack_size(STACK_BYTES)
     thread = threading.Thread(target=serve, args=(sys.stdin.buffer, sys.stdout.buffer))
     thread.start()

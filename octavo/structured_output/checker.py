@@ -31,9 +31,10 @@ MAX_VERDICTS = 512
 MAX_VERDICT_CHARACTERS = 16 << 20
 START_SECONDS = 30.0  # of the process, before its clock runs
 QUEUE_SECONDS = 60.0
+NICE = 10
 
 BOOTSTRAP = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    f"import os; os.nice({NICE}); import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from octavo.structured_output.check_process import main; main()"
 )
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
+from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -13,6 +16,8 @@ from octavo.structured_output.cache import LruCache
 from octavo.structured_output.translate import OPTIONS
 from octavo.tokenizer import load_tokenizer
 from tests.engine.tiny_llama import VOCAB
+from tests.formats.gguf_writer import write_gguf
+from tests.tokenizer.samples import sentencepiece_metadata, train_sentencepiece
 
 
 def text(rule: str) -> str:
@@ -129,3 +134,32 @@ def test_a_grammar_that_is_slow_to_follow_ends_its_request(bank: GrammarBank, mo
     matcher.fill(mask)
     with pytest.raises(RequestError, match="too much work for every token"):
         matcher.fill(mask)
+
+
+@pytest.mark.parametrize("add_prefix", [False, True])
+def test_sentencepiece_tokens_are_their_bytes_too(tmp_path: Path, add_prefix: bool) -> None:
+    """Pieces with visible spaces, and single bytes for what no piece spells; random walks through regexes show them."""
+    pieces = sentencepiece_metadata(train_sentencepiece(add_prefix=add_prefix), add_prefix=add_prefix)
+    write_gguf(tmp_path / "t.gguf", pieces)
+    tokenizer = load_tokenizer(tmp_path / "t.gguf")
+    bank, random = GrammarBank(lambda: tokenizer, tokenizer.vocab_size), Random(1)
+    try:
+        for regex in (
+            "[a-z]{2,8} [0-9]{4}",
+            " x{3}",
+            "n\u00e9\U0001f642{1,3}",
+            "<s>|<tool_call>",
+            "[\u4e00-\u9fff]{3}",
+        ):
+            for _ in range(5):
+                matcher, ids = bank.matcher(text(f"/{regex}/"), []), []
+                mask = np.zeros(bank.mask_words, np.uint32)
+                while not matcher.fill(mask):
+                    allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+                    ids.append(random.choice([i for i in allowed if i not in tokenizer.eos_token_ids]))
+                    matcher.take(ids[-1:])
+                spelt = b"".join(map(tokenizer.token_bytes, ids)).decode()
+                assert re.fullmatch(regex, spelt), spelt
+                assert not tokenizer.special_token_ids & set(ids)
+    finally:
+        bank.close()

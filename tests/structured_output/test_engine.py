@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from octavo.core.request import Request
 from octavo.engine.llm_engine import LLMEngine
 from octavo.exceptions import ValidationError
 from octavo.messages import FinishReason, StructuredOutputsParams
@@ -194,7 +195,9 @@ def _bits(engine: LLMEngine, *params: Any, prompt: str) -> list[tuple[list[int],
     return [(o.token_ids, o.finish_reason) for o in run(engine, *params, prompt=prompt)]
 
 
-def test_alone_in_a_batch_preempted_and_in_chunks(engine: LLMEngine, tiny_model: str) -> None:
+def test_alone_in_a_batch_preempted_and_in_chunks(
+    engine: LLMEngine, tiny_model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from tests.engine.tiny_llama import make_config
 
     prompt = "the quick brown fox jumps over the lazy dog " * 2
@@ -206,14 +209,23 @@ def test_alone_in_a_batch_preempted_and_in_chunks(engine: LLMEngine, tiny_model:
     assert _bits(engine, *params, prompt=prompt) == alone
     same = {"backend": "cpu", "threads": 1, "weights_cache": False}
     for changes in (
-        {"kv_tokens": 320},  # half of them at most fit: preemptions
+        {"kv_tokens": 128},  # few of them fit: preemptions
         {"max_num_batched_tokens": 16},
-        {"pipeline_depth": 2, "kv_tokens": 480},
+        {"pipeline_depth": 2, "kv_tokens": 160},
         {"threads": 2, "enable_prefix_caching": False},
     ):
         other = LLMEngine(make_config(tiny_model, **{**same, **changes}))
+        preempted = 0
+
+        def count(victim: Request, original: Any = other._client._core._scheduler._preempt) -> None:
+            nonlocal preempted
+            preempted += victim.source.grammar is not None
+            original(victim)
+
+        monkeypatch.setattr(other._client._core._scheduler, "_preempt", count)
         try:
             assert _bits(other, *params, prompt=prompt) == alone, changes
+            assert (preempted > 0) == ("kv_tokens" in changes)
             other.check_invariants()
         finally:
             other.shutdown()
