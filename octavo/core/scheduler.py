@@ -223,7 +223,7 @@ class Scheduler:
         if self._must_stay_whole(num_wanted) and num_wanted > step.tokens_left:
             return False
         num_tokens = self._chunk(num_wanted, step.tokens_left)
-        room = self._kv.admit(request, prefix, num_tokens)
+        room = self._kv.admit(request, prefix, num_tokens, reserved=self._kv.num_missing(self._running))
         if room is None:  # while others run, blocks will become free
             return not self._running and self._reclaim(request) and self._admit(request, step)
         is_first = request.scheduled_time is None

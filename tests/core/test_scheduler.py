@@ -179,6 +179,19 @@ def test_victim_already_in_the_plan_is_taken_out_of_it() -> None:
     assert loop.received["low"].outputs[-1].num_preemptions >= 1
 
 
+def test_prompts_that_are_under_way_keep_room_for_their_rest() -> None:
+    config = SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=4, long_prefill_token_threshold=4)
+    loop = Loop(config, cache_config(4), num_blocks=11)  # ten blocks
+    loop.add(make_request("a", list(range(24)), max_tokens=1))  # six
+    loop.add(make_request("b", [5] * 20, max_tokens=1))  # five: though nine are free, "a" is going to take five of them
+    plan = loop.step()
+    assert plan is not None
+    assert plan.num_scheduled_tokens == {"a": 4}
+    loop.run()
+    loop.check_results()
+    assert sum(received.outputs[-1].num_preemptions for received in loop.received.values()) == 0
+
+
 def test_undo_gives_the_budget_back() -> None:
     step = StepBuilder(3, 10)
     requests = [Request(make_request(i, [1] * 8), SOLO, limit=20, queued_time=0.0) for i in "ab"]

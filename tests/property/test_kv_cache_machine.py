@@ -154,9 +154,11 @@ class ManagerMachine(RuleBasedStateMachine):
             request.token_ids.append(token_id)
         count = min(chunk, request.num_tokens - request.num_computed_tokens)
         before, num_free = self.manager.block_ids(request), self.manager.pool.num_free
-        fitting = self.manager.num_fitting(request)
+        size = self.manager.block_size
+        shares = request.num_computed_tokens % size != 0 and self.manager.pool.blocks[before[-1]].ref_count > 1
+        needed = -(-(request.num_computed_tokens + count) // size) - len(before) + shares
         room = self.manager.extend(request, count)
-        assert (room is None) == (count > fitting)
+        assert (room is None) == (needed > num_free)
         if room is None:
             assert (self.manager.block_ids(request), self.manager.pool.num_free) == (before, num_free)
             return

@@ -84,11 +84,16 @@ class KVCacheManager:
         blocks = self.index.longest(request.hashes(self.block_size)[:longest])
         return Prefix(blocks, len(blocks) * self.block_size)
 
-    def admit(self, request: Request, prefix: Prefix, num_tokens: int) -> Room | None:
+    def num_missing(self, requests: Sequence[Request]) -> int:
+        """Blocks that ``requests``, which have tables, still need for all their known tokens."""
+        held = self._tables
+        return sum(max(0, self._num_blocks(r.num_tokens) - len(held[r.request_id].blocks)) for r in requests)
+
+    def admit(self, request: Request, prefix: Prefix, num_tokens: int, *, reserved: int = 0) -> Room | None:
         """Start a table with ``prefix`` and room for ``num_tokens`` more; ``block_ids`` is the whole table.
 
-        None, and nothing is changed, unless all known tokens of the request would fit into the free blocks now: a
-        request that starts without room for its prompt would soon be preempted.
+        None, and nothing is changed, unless all known tokens of the request would fit now into the free blocks without
+        the ``reserved`` ones: a request that starts without room for its prompt would soon be preempted.
         """
         if request.request_id in self._tables:
             room = self.extend(request, num_tokens)
@@ -96,7 +101,7 @@ class KVCacheManager:
         blocks, cached = prefix
         revived = sum(block.ref_count == 0 for block in blocks)
         whole = self._num_blocks(max(request.num_tokens, cached + num_tokens)) - len(blocks)
-        if whole > self.pool.num_free - revived:
+        if whole > self.pool.num_free - revived - reserved:
             return None
         table = self._tables[request.request_id] = _Table()
         self.pool.acquire(blocks)
@@ -123,13 +128,6 @@ class KVCacheManager:
             copies.append((source.block_id, new[0].block_id))
         table.blocks += new
         return Room([block.block_id for block in new], int(copied), copies)
-
-    def num_fitting(self, request: Request) -> int:
-        """For how many tokens after the computed ones :meth:`extend` would find room now."""
-        table = self._tables[request.request_id]
-        copied = self._shares_last(table, request.num_computed_tokens)
-        num_blocks = len(table.blocks) - copied + self.pool.num_free
-        return max(0, num_blocks * self.block_size - request.num_computed_tokens)
 
     def _shares_last(self, table: _Table, num_computed_tokens: int) -> bool:
         """Would the next token be written into a block that others hold too? Full blocks are never written again."""
