@@ -181,15 +181,23 @@ class AsyncCoreClient:
         while self.error is None:
             self._receiving = receiving = asyncio.ensure_future(self._messages.recv())
             try:
-                return self._decoder.decode(await receiving)
+                return self._decode(await receiving)
             except asyncio.CancelledError:
                 if self.error is None:
                     raise
             finally:
                 self._receiving = None
         if not self._closing and await self._messages.poll(0):  # said before it died
-            return self._decoder.decode(await self._messages.recv())
+            return self._decode(await self._messages.recv())
         raise self.error
+
+    def _decode(self, data: bytes) -> Message:
+        try:
+            return self._decoder.decode(data)
+        except msgspec.MsgspecError as error:
+            self.kill(f"the engine core said what nobody understands: {error}")
+            assert self.error is not None
+            raise self.error from error
 
     def submit(self, requests: Sequence[EngineCoreRequest] = (), abort_ids: Sequence[str] = ()) -> None:
         """Send requests and aborts, together with all others of this turn of the event loop. Never blocks.

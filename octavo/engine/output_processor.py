@@ -82,11 +82,14 @@ class OutputProcessor:
             self._begin(parent, child)
 
     def restart(self, parent: ParentRequest) -> list[EngineCoreRequest]:
-        """Forget what has come of the samples of a request that have not ended; each is to be computed again, alone."""
+        """Forget what has come of the samples of a request that have not ended; what is to be computed again.
+
+        That is the request itself if none has ended (beams end together), else each sample alone.
+        """
         again = [child for child in parent.children if child.request_id in self._samples]
         for child in again:
             self._begin(parent, child)
-        return again
+        return again if len(again) < len(parent.children) else [parent.request]
 
     def _begin(self, parent: ParentRequest, child: EngineCoreRequest) -> None:
         params = child.sampling_params

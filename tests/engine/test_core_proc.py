@@ -14,9 +14,16 @@ import zmq
 from octavo.config import EngineConfig
 from octavo.engine import core_proc
 from octavo.engine.core_proc import CoreProcess, read_launch
-from octavo.engine.wire import Command, Launch, frame
+from octavo.engine.wire import Command, Launch, Message, PackedRequest, frame
 from octavo.exceptions import InvariantError
-from octavo.messages import EngineCoreOutputs
+from octavo.messages import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    FinishReason,
+    RequestFault,
+    SamplingParams,
+)
 
 
 def order(folder: Path) -> Launch:
@@ -99,3 +106,78 @@ def test_outputs_travel_unchanged() -> None:
     outputs = EngineCoreOutputs(timestamp=1.5)
     message = msgspec.msgpack.encode(core_proc.Message(outputs=outputs))
     assert msgspec.msgpack.decode(message, type=core_proc.Message).outputs == outputs
+
+
+class ScriptedCore:
+    """A core that remembers what it is told, and steps once with the outputs that it was given."""
+
+    def __init__(self, outputs: list[EngineCoreOutput]) -> None:
+        self.outputs = outputs
+        self.added: list[EngineCoreRequest] = []
+        self.refused: list[str] = []
+        self.aborted: list[str] = []
+
+    def has_work(self) -> bool:
+        return bool(self.outputs)
+
+    def step(self) -> EngineCoreOutputs:
+        outputs, self.outputs = self.outputs, []
+        return EngineCoreOutputs(outputs=outputs, timestamp=1.0)
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        self.added.append(request)
+
+    def refuse(self, output_ids: list[str], fault: RequestFault) -> None:
+        self.refused += output_ids
+
+    def abort(self, request_ids: list[str]) -> None:
+        self.aborted += request_ids
+
+    def check_invariants(self) -> None:
+        pass
+
+
+def run_once(process: CoreProcess, core: ScriptedCore, folder: Path, *commands: bytes) -> list[Message]:
+    """Serve ``commands`` and the core's step; the messages that came of it."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    pushing, pulling = context.socket(zmq.PUSH), context.socket(zmq.PULL)
+    pushing.connect(order(folder).commands_address)
+    pulling.bind(order(folder).messages_address)
+    for command in (*commands, msgspec.msgpack.encode(Command(shutdown=True))):
+        pushing.send(command)
+    while core.has_work():
+        process._step(core)  # type: ignore[arg-type]
+    process.run(core)  # type: ignore[arg-type]
+    messages = []
+    while pulling.poll(200):
+        messages.append(msgspec.msgpack.decode(pulling.recv(), type=Message))
+    pushing.close()
+    pulling.close()
+    context.term()
+    return messages
+
+
+def test_an_output_that_no_message_can_carry_fails_alone(process: CoreProcess, tmp_path: Path) -> None:
+    good = EngineCoreOutput(request_id="good", new_token_ids=[5])
+    core = ScriptedCore([good, EngineCoreOutput(request_id="bad", stop_reason="\ud800")])
+    (message,) = run_once(process, core, tmp_path)
+    assert message.outputs is not None
+    sent, failed = message.outputs.outputs
+    assert sent == good
+    assert (failed.request_id, failed.finish_reason) == ("bad", FinishReason.ERROR)
+    assert core.aborted == ["bad"]
+
+
+def test_a_request_that_cannot_be_read_fails_alone(process: CoreProcess, tmp_path: Path) -> None:
+    request = EngineCoreRequest(
+        request_id="good", prompt_token_ids=[1], sampling_params=SamplingParams(), arrival_time=0.0
+    )
+    wrong = msgspec.structs.replace(request, priority=True)  # a bool is no int to the reader
+    packed = [
+        PackedRequest([f"{name}.0", f"{name}.1"], msgspec.Raw(msgspec.msgpack.encode(one)))
+        for name, one in (("wrong", wrong), ("good", request))
+    ]
+    core = ScriptedCore([])
+    run_once(process, core, tmp_path, msgspec.msgpack.encode(Command(requests=packed)))
+    assert core.added == [request]
+    assert core.refused == ["wrong.0", "wrong.1"]

@@ -77,3 +77,25 @@ async def test_an_error_reaches_those_who_wait_and_those_who_come_later() -> Non
         await waiter
     with pytest.raises(EngineDeadError):
         await collector.get()
+
+
+async def test_what_is_held_back_is_what_comes_later_and_what_has_ended() -> None:
+    """A sample that has not ended will be computed again: what nobody has taken of it is void."""
+    collector = OutputCollector(RequestOutputKind.DELTA)
+    for output in (delta(0, 1), delta(0, 2, "stop"), delta(1, 3)):
+        collector.put(output)
+    collector.hold()
+    waiting = asyncio.create_task(collector.get())
+    collector.put(delta(1, 4))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    assert not collector.taken
+    collector.put(delta(1, 5))
+    collector.release()
+    assert [(s.index, s.text) for s in (await waiting).outputs] == [(0, "bc"), (1, "ef")]
+    assert collector.taken
+    collector.hold()
+    collector.fail(EngineDeadError("gone"))
+    with pytest.raises(EngineDeadError):  # an error does not wait
+        await collector.get()

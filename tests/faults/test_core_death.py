@@ -10,6 +10,7 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
+import zmq
 
 from octavo.config import SupervisorConfig
 from octavo.engine.async_llm import AsyncLLM
@@ -18,7 +19,7 @@ from octavo.engine.outputs import RequestOutput
 from octavo.engine.parallel_sampling import ParentRequest
 from octavo.engine.supervisor import RestartBudget
 from octavo.exceptions import EngineDeadError, EngineRestartingError, RequestError
-from octavo.messages import EngineCoreRequest, RequestOutputKind
+from octavo.messages import BeamSearch, EngineCoreRequest, RequestOutputKind
 from tests.faults.conftest import LONG, Make, metric, params, read, settled
 from tests.faults.faulty_core import Fault
 
@@ -55,6 +56,8 @@ async def test_killed_under_load(make_engine: Make) -> None:
         *({"prompt": [7, i], "max_tokens": 20, "temperature": 0.9} for i in range(6)),  # seeds are given in order
         {"prompt": [6] * 30, "max_tokens": 8, "n": 2, "temperature": 1.0, "seed": 5, "logprobs": 1},
     ]
+    beams = BeamSearch(beam_width=3)
+    unseen.append({"prompt": [8, 9], "output_kind": final, "max_tokens": 20, "n": 2, "beam_search": beams})
     seeds = [one.get("seed", 100 + i) for i, one in enumerate(unseen)]
     unseen = [one | {"seed": seed} for one, seed in zip(unseen, seeds)]
     expected = [await outcome(engine, **one) for one in unseen]
@@ -160,6 +163,31 @@ async def test_a_lost_block_is_found_when_idle_and_nobody_notices(make_engine: M
     hits = metric(engine, "vllm:prefix_cache_hits_total")
     assert await outcome(engine, [5] * 40) == prefix
     assert metric(engine, "vllm:prefix_cache_hits_total") > hits  # the new pool caches as the old one did
+
+
+async def test_the_prefix_cache_is_empty_after_a_restart(make_engine: Make) -> None:
+    engine = await make_engine()
+
+    async def cached() -> int:
+        return [output.num_cached_tokens async for output in engine.generate([5] * 40, params())][-1]
+
+    assert await cached() == 0
+    assert await cached() == 32
+    os.kill(engine.core_pid, signal.SIGKILL)
+    await restarting(engine)
+    assert metric(engine, "vllm:num_requests_running") == metric(engine, "vllm:num_requests_waiting") == 0
+    await settled(engine)
+    assert metric(engine, "vllm:kv_cache_usage_perc") == 0
+    assert await cached() == 0
+
+
+async def test_what_the_core_says_in_a_foreign_tongue_ends_that_core(make_engine: Make) -> None:
+    engine = await make_engine()
+    with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
+        socket.connect(engine._client._messages.getsockopt_string(zmq.LAST_ENDPOINT))
+        socket.send(b"junk")
+        await restarting(engine)
+    await settled(engine)
 
 
 async def test_too_many_restarts_end_it(make_engine: Make) -> None:
