@@ -103,3 +103,37 @@ def test_too_many(live_server: RunningServer) -> None:
         refused(ask(live_server, prompt="x", n=n), "n", "128", "--max-n")
     for n in (0, -1, 1.5, "2"):
         refused(ask(live_server, prompt="x", n=n), "n")
+
+
+def test_the_prompt_is_counted_and_computed_once(live_server: RunningServer) -> None:
+    prompt = [4000 + i for i in range(50)]
+    counters = ("prompt_tokens_total", "generation_tokens_total", "prefix_cache_queries_total")
+    names = [f"vllm:{name}" for name in (*counters, "request_prefill_kv_computed_tokens_sum")]
+    before = [live_server.metric(name) for name in names]
+    body = answered(ask(live_server, prompt=prompt, n=5, temperature=1, max_tokens=4, ignore_eos=True))
+    live_server.wait_until_idle()
+    after = [live_server.metric(name) for name in names]
+    assert [b - a for a, b in zip(before, after)] == [50, 20, 50, 50]
+    assert body["usage"]["prompt_tokens"] == 50
+    assert body["usage"]["completion_tokens"] == 20
+
+
+def test_abort_kills_all_children(llm: LLM) -> None:
+    engine = llm._live_engine()
+    for steps in (0, 1, 3):
+        engine.add_request(PROMPT, SamplingParams(n=30, temperature=1, max_tokens=200, ignore_eos=True))
+        for _ in range(steps):
+            engine.step()
+        engine.abort_all()
+        assert not engine.has_unfinished()
+        engine.check_invariants()
+
+
+def test_more_children_than_places(llm: LLM) -> None:
+    """The engine computes 16 sequences at a time."""
+    asked = SamplingParams(n=40, temperature=1, seed=9, max_tokens=5, ignore_eos=True)
+    (output,) = llm.generate(PROMPT, asked, use_tqdm=False)
+    assert [sample.index for sample in output.outputs] == list(range(40))
+    assert len({tuple(sample.token_ids) for sample in output.outputs}) > 30
+    (few,) = llm.generate(PROMPT, asked.replace(n=3), use_tqdm=False)
+    assert few.outputs == output.outputs[:3]
