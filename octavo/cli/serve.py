@@ -135,6 +135,7 @@ class Serving:
         config = uvicorn.Config(
             build_app(self.state),
             http=timed_protocol(self.server_config.request_timeout, self.server_config.slow_client_timeout),
+            h11_max_incomplete_event_size=self.server_config.h11_max_incomplete_event_size,
             log_config=None,
             log_level="warning",
             access_log=False,

@@ -51,6 +51,8 @@ class ServerConfig:
         60.0, "seconds after which a client that reads nothing of its answer is dropped (0: never)"
     )
     max_body_bytes: int = option(10 << 20, "largest body of a request", size=True)
+    h11_max_incomplete_event_size: int = option(64 << 10, "most bytes of a request's headers", size=True)
+    h11_max_header_count: int = option(256, "most header fields of a request")
     strict: bool = option(False, "refuse requests with unknown fields, instead of naming these in a header")
 
     def __post_init__(self) -> None:
@@ -59,6 +61,9 @@ class ServerConfig:
             _require(0 <= getattr(self, name) <= MAX_SECONDS, name, getattr(self, name), f"0..{MAX_SECONDS:g}")
         size = self.max_body_bytes
         _require(1024 <= size <= 1 << 30, "max_body_bytes", size, "1 KiB to 1 GiB")
+        size = self.h11_max_incomplete_event_size
+        _require(1024 <= size <= 16 << 20, "h11_max_incomplete_event_size", size, "1 KiB to 16 MiB")
+        _require(1 <= self.h11_max_header_count <= 65536, "h11_max_header_count", self.h11_max_header_count, "1..65536")
         for name in ("api_key", "admin_api_key"):  # the keys themselves stay out of the message
             keys = getattr(self, name)
             valid = isinstance(keys, tuple) and all(re.fullmatch("[!-~]{1,1024}", key) for key in keys)

@@ -72,10 +72,13 @@ class InputProcessor:
                 parameter="thinking_token_budget",
             )
         if cache_salt is not None and not (isinstance(cache_salt, str) and 1 <= len(cache_salt) <= MAX_CACHE_SALT):
-            raise ValidationError(f"cache_salt must have 1 to {MAX_CACHE_SALT} characters", parameter="cache_salt")
+            got = f"{len(cache_salt)}" if isinstance(cache_salt, str) else type(cache_salt).__name__
+            raise ValidationError(
+                f"cache_salt must have 1 to {MAX_CACHE_SALT} characters, got {got}", parameter="cache_salt"
+            )
         if not isinstance(priority, int) or not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
             raise ValidationError(
-                f"priority must be an integer in [{-MAX_PRIORITY}, {MAX_PRIORITY}]",
+                f"priority must be an integer in [{-MAX_PRIORITY}, {MAX_PRIORITY}], got {str(priority)[:40]}",
                 parameter="priority",
                 value=priority,
             )

@@ -3,17 +3,22 @@
     connection or first byte ── headers complete ── body complete        each within ``request_timeout``
     a write that the client takes nothing of for ``slow_client_timeout``  ends the connection
 
-uvicorn's own protocol waits for ever in all of these. (Of headers, h11 takes 64 KiB.) Knows nothing of what is asked.
+uvicorn's own protocol waits for ever in all of these. What is no HTTP, or has too large headers, gets an error body
+too. Knows nothing of what is asked.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import sys
+from http import HTTPStatus
 from typing import Any, Literal
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from octavo.entrypoints.openai.errors import error_body
 
 logger = logging.getLogger("octavo.server")
 
@@ -70,11 +75,20 @@ class TimedProtocol(H11Protocol):
         if self.flow.read_paused:  # it is the route that has not read on
             self._reading = self.loop.call_later(self.request_timeout, self._give_up)
             return
-        message = f"the request's {self._awaited} did not arrive within {self.request_timeout:g} s"
+        self._refuse(408, f"the request's {self._awaited} did not arrive within {self.request_timeout:g} s")
+
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn's hook, called while it handles what h11 says of bytes that are no request."""
+        status = getattr(sys.exception(), "error_status_hint", 400)
+        if status == 431:
+            msg = f"the request's headers are larger than {self.config.h11_max_incomplete_event_size} bytes"
+        self._refuse(status, msg)
+
+    def _refuse(self, status: int, message: str) -> None:
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self.transport.is_closing():
-            headers = [("content-type", "text/plain; charset=utf-8"), ("connection", "close")]
-            head = h11.Response(status_code=408, headers=headers, reason="Request Timeout")
-            for event in (head, h11.Data(data=message.encode()), h11.EndOfMessage()):
+            headers = [("content-type", "application/json"), ("connection", "close")]
+            head = h11.Response(status_code=status, headers=headers, reason=HTTPStatus(status).phrase)
+            for event in (head, h11.Data(data=error_body(status, message)), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 

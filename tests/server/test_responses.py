@@ -130,7 +130,7 @@ async def test_tokens_are_counted_without_running() -> None:
         ({"input": []}, "input", "empty"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input", "function_call_output"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input", "input_image"),
-        ({"max_output_tokens": 0}, "max_output_tokens", "greater"),
+        ({"max_output_tokens": 0}, "max_output_tokens", "at least 1, got 0"),
         ({"max_output_tokens": 500}, "max_output_tokens", "64"),
         ({"input": "x" * 99}, "input", "64"),
         ({"tools": [{"type": "web_search"}]}, "tools", "web_search"),
@@ -138,7 +138,7 @@ async def test_tokens_are_counted_without_running() -> None:
         ({"temperature": 3.0}, "temperature", "[0, 2]"),
         ({"top_logprobs": 21}, "top_logprobs", "20"),
         ({"tool_choice": {"type": "allowed_tools", "tools": [{"name": "g"}]}}, "tool_choice", "'g'"),
-        ({"chat_template_kwargs": 3}, "chat_template_kwargs", "dictionary"),
+        ({"chat_template_kwargs": 3}, "chat_template_kwargs", "object"),
     ],
 )
 async def test_what_cannot_be_is_refused_by_its_name(body: dict[str, Any], parameter: str, word: str) -> None:

@@ -9,7 +9,7 @@ from octavo.entrypoints import health, metrics_endpoint
 from octavo.entrypoints.anthropic import messages
 from octavo.entrypoints.openai import chat, completions, models, render, requests, tokenize
 from octavo.entrypoints.openai.errors import AnthropicErrorBody, ErrorBody, install_error_handlers
-from octavo.entrypoints.openai.middleware import BodyLimit, ErrorShield, HeadAsGet, KeyGuard
+from octavo.entrypoints.openai.middleware import ErrorShield, HeadAsGet, KeyGuard, RequestLimits
 from octavo.entrypoints.openai.openapi import failures, install_openapi
 from octavo.entrypoints.openai.responses import router as responses
 from octavo.entrypoints.request_ids import RequestIds
@@ -40,7 +40,7 @@ def build_app(state: ServerState) -> FastAPI:
     app.include_router(messages.router, responses=failures(AnthropicErrorBody))
     install_error_handlers(app)
     install_openapi(app, guarded=state.keys.guarded)
-    app.add_middleware(BodyLimit, limit=config.max_body_bytes)
+    app.add_middleware(RequestLimits, body=config.max_body_bytes, headers=config.h11_max_header_count)
     app.add_middleware(
         KeyGuard, keys=state.keys, open_paths=OPEN_PATHS | ({"/metrics"} if config.public_metrics else set())
     )

@@ -10,8 +10,12 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, PlainValidator
 
+from octavo.entrypoints.openai.field_errors import shown
+
 MAX_IDS = 256 * 1024  # token ids in one list, prompts aside; entries of logit_bias
 MAX_STOP = 128  # each is looked for after every token
+MAX_STOP_CHARS = 4096  # of one; as much is held back of every answer
+MAX_WORD_CHARS = 1024  # of a bad word, which is tokenised in several spellings
 MAX_WORDS = 64 * 1024  # bad_words, whose real limit is the server's
 MAX_MESSAGES = 16 * 1024
 MAX_PARTS = 1024  # content parts of one message
@@ -29,7 +33,8 @@ def _check_prompt(value: Any) -> Any:
         good = kinds == {list} and len(value) <= MAX_PROMPTS and all(set(map(type, ids)) <= {int} for ids in value)
     if not good:
         raise ValueError(
-            f"must be a text, a list of texts, a list of token ids, or a list of at most {MAX_PROMPTS} such lists"
+            f"must be a text, a list of texts, a list of token ids, or a list of at most {MAX_PROMPTS} such lists, got "
+            f"{shown(value)}"
         )
     if kinds == {str} and len(value) > MAX_PROMPTS:
         raise ValueError(f"has {len(value)} texts; at most {MAX_PROMPTS} are allowed")
@@ -40,10 +45,11 @@ def _check_biases(value: Any) -> Any:
     if value is None:
         return None
     if type(value) is not dict or len(value) > MAX_IDS:
-        raise ValueError(f"must be an object with at most {MAX_IDS} entries, from token ids to numbers")
+        got = f"{len(value)} entries" if type(value) is dict else shown(value)
+        raise ValueError(f"must be an object with at most {MAX_IDS} entries, from token ids to numbers, got {got}")
     for key, bias in value.items():
         if type(bias) not in (int, float) or not abs(bias) < math.inf:  # isfinite() cannot take any integer
-            raise ValueError(f"the bias of {key[:40]!r} must be a finite number")
+            raise ValueError(f"the bias of {key[:40]!r} must be a finite number, got {shown(bias)}")
     return value
 
 
@@ -55,8 +61,9 @@ Biases = Annotated[
     dict[str, float] | None, PlainValidator(_check_biases, json_schema_input_type=dict[str, float] | None)
 ]
 TokenIds = Annotated[list[int], Field(max_length=MAX_IDS, fail_fast=True)]
-Words = Annotated[list[str], Field(max_length=MAX_WORDS, fail_fast=True)]
-StopStrings = Annotated[list[str], Field(max_length=MAX_STOP, fail_fast=True)]
+Words = Annotated[list[Annotated[str, Field(max_length=MAX_WORD_CHARS)]], Field(max_length=MAX_WORDS, fail_fast=True)]
+StopString = Annotated[str, Field(max_length=MAX_STOP_CHARS)]
+StopStrings = Annotated[list[StopString], Field(max_length=MAX_STOP, fail_fast=True)]
 Messages = Annotated[list[T], Field(max_length=MAX_MESSAGES, fail_fast=True)]
 Parts = Annotated[list[T], Field(max_length=MAX_PARTS, fail_fast=True)]
 Documents = Annotated[list[dict[str, Any]], Field(max_length=MAX_PARTS, fail_fast=True)]

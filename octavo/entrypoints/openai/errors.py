@@ -11,7 +11,6 @@ import logging
 import math
 import uuid
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 from fastapi import FastAPI
@@ -22,6 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from octavo.entrypoints.access import NotAllowedError
+from octavo.entrypoints.openai.field_errors import describe_fields
 from octavo.entrypoints.request_ids import current_request_id
 from octavo.entrypoints.state import NotFoundError, NotReadyError
 from octavo.exceptions import EngineDeadError, OctavoError, OverloadedError, RequestError, ValidationError
@@ -34,8 +34,10 @@ TYPES = {
     403: "PermissionDeniedError",
     404: "NotFoundError",
     405: "MethodNotAllowedError",
+    408: "RequestTimeoutError",
     413: "RequestTooLargeError",
     429: "RateLimitError",
+    431: "RequestHeadersTooLargeError",
     500: "InternalServerError",
     503: "ServiceUnavailableError",
 }
@@ -129,23 +131,6 @@ def describe(error: BaseException) -> tuple[int, str, str | None]:
     return 500, f"internal error; the server's log has the details under id {error_id}", None
 
 
-def describe_validation(errors: list[Any]) -> tuple[str, str | None]:
-    """(message, field) of pydantic's errors: the first one, in words. The offending value is never echoed."""
-    first = errors[0]
-    path = [str(part) for part in first["loc"] if part != "body"]
-    if first["type"] == "json_invalid":
-        return f"the body is not valid JSON: {first.get('ctx', {}).get('error', first['msg'])}", None
-    field = path[0] if path else None
-    others = sorted(
-        {
-            str(e["msg"]).removeprefix("Value error, ")
-            for e in errors
-            if [str(p) for p in e["loc"] if p != "body"][:1] == path[:1]
-        }
-    )
-    return f"{field or 'body'}: {'; '.join(others)}", field
-
-
 async def _on_octavo_error(request: Request, error: Exception) -> Response:
     headers = {}
     if isinstance(error, OverloadedError) and error.retry_after is not None:
@@ -176,7 +161,8 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
         kind = request.headers.get("content-type", "")
         refusal = f"the body must come with Content-Type: application/json, got {kind[:100]!r}"
         return error_response(400, refusal, path=path)
-    return error_response(400, *describe_validation(list(error.errors())), path=path)
+    errors = [{**one, "loc": one["loc"][1:]} for one in error.errors()]  # all are in the body
+    return error_response(400, *describe_fields(errors, error.body), path=path)
 
 
 def install_error_handlers(app: FastAPI) -> None:

@@ -1,4 +1,4 @@
-"""What stands between the socket and the routes: last-resort errors, the API key, the size of a body.
+"""What stands between the socket and the routes: last-resort errors, the API key, the size of a request.
 
 Plain ASGI, so that a stream passes through untouched and a disconnect is seen by the handler. Knows no route but the
 open ones.
@@ -81,19 +81,26 @@ class KeyGuard:
             current_caller.reset(token)
 
 
-class BodyLimit:
-    """A body over ``limit`` bytes is refused with 413, by its declared length or as soon as it has grown too long."""
+class RequestLimits:
+    """More header fields than ``headers`` are refused with 431; a body of more than ``body`` bytes with 413, by its
+    declared length or as soon as it has grown too long.
+    """
 
-    def __init__(self, app: ASGIApp, limit: int) -> None:
-        self.app, self.limit = app, limit
+    def __init__(self, app: ASGIApp, body: int, headers: int) -> None:
+        self.app, self._body, self._headers = app, body, headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        refusal = f"the body is larger than {self.limit} bytes"
+        limit = f"at most {self._body} are allowed (the server's --max-body-bytes)"
         declared = dict(scope["headers"]).get(b"content-length", b"0")
-        if declared.isdigit() and int(declared) > self.limit:
+        if (count := len(scope["headers"])) > self._headers:
+            refusal = f"the request has {count} header fields; at most {self._headers} are allowed"
+            await error_response(431, refusal, path=scope["path"])(scope, receive, send)
+            return
+        if declared.isdigit() and (len(declared) > 18 or int(declared) > self._body):
+            refusal = f"the body has {declared[:20].decode()} bytes; {limit}"
             await error_response(413, refusal, path=scope["path"])(scope, receive, send)
             return
         received = 0
@@ -102,8 +109,8 @@ class BodyLimit:
             nonlocal received
             message = await receive()
             received += len(message.get("body", b""))
-            if received > self.limit:
-                raise HTTPException(413, refusal)
+            if received > self._body:
+                raise HTTPException(413, f"the body has {received} bytes or more; {limit}")
             return message
 
         await self.app(scope, bounded, send)

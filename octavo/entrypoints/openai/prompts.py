@@ -221,7 +221,7 @@ def output_budget(
     if requested > room:
         raise ValidationError(
             f"this model's maximum context length is {limit} tokens; {num_prompt_tokens + requested} were requested "
-            f"({num_prompt_tokens} in the prompt, {requested} for the answer)",
+            f"({num_prompt_tokens} in the prompt, {field} {requested})",
             parameter=field,
         )
     return requested

@@ -12,7 +12,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from octavo.entrypoints.openai.bounded import Biases, Documents, Messages, Parts, Prompt, StopStrings, TokenIds, Words
+from octavo.entrypoints.openai.bounded import (
+    Biases,
+    Documents,
+    Messages,
+    Parts,
+    Prompt,
+    StopString,
+    StopStrings,
+    TokenIds,
+    Words,
+)
 from octavo.entrypoints.openai.tools import ChatTools, PastToolCalls, ToolChoice
 from octavo.exceptions import ValidationError
 
@@ -69,7 +79,7 @@ class GenerationRequest(BaseModel):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     seed: int | None = None
-    stop: str | StopStrings | None = None
+    stop: StopString | StopStrings | None = None
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False

@@ -11,7 +11,7 @@ from typing import Any
 
 import pydantic
 
-from octavo.entrypoints.openai.errors import describe_validation
+from octavo.entrypoints.openai.field_errors import describe_fields
 from octavo.entrypoints.openai.protocol import REFUSED_IN_CHAT, ChatRequest
 from octavo.exceptions import ValidationError
 
@@ -34,10 +34,11 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
 def chat_request(fields: Mapping[str, Any], names: Mapping[str, str]) -> ChatRequest:
     """``fields`` that are not None as a checked ChatRequest. Raises ValidationError under the client's names."""
     with renamed(names):
+        given = {name: value for name, value in fields.items() if value is not None}
         try:
-            request = ChatRequest.model_validate({name: value for name, value in fields.items() if value is not None})
+            request = ChatRequest.model_validate(given)
         except pydantic.ValidationError as error:
-            message, parameter = describe_validation(list(error.errors()))
+            message, parameter = describe_fields(error.errors(), given)
             raise ValidationError(message, parameter=parameter) from None
         request.refuse(REFUSED_IN_CHAT)
     return request
