@@ -42,7 +42,7 @@ KINDS = {
 }
 
 
-def describe_fields(errors: Sequence[dict[str, Any]], body: Any) -> tuple[str, str | None]:
+def describe_fields(errors: Sequence[Any], body: Any) -> tuple[str, str | None]:
     """(message, top-level field) of pydantic's ``errors`` about the decoded ``body``."""
     if errors[0]["type"] == "json_invalid":
         return f"the body is not valid JSON: {errors[0].get('ctx', {}).get('error', errors[0]['msg'])}", None
