@@ -22,7 +22,7 @@ int64_t scratch_offset(const Linear& linear, int64_t rows, int kind) {
     bool used = false;
     for (int32_t p = 0; p < linear.num_parts; ++p) used |= int(activation_kind(linear.parts[p].format)) == i;
     const int64_t row_bytes = activation_row_bytes(ActivationKind(i), linear.k);
-    if (used) offset += round_up((rows + kMaxTileRows) * row_bytes, 64);  // the last tile may not be full
+    if (used) offset += round_up(rows * row_bytes, 64);
   }
   return offset;
 }
@@ -39,7 +39,7 @@ void prepare(const LinearCall& call, int64_t first, int64_t last) {
     if (done[int(kind)]) continue;
     done[int(kind)] = true;
     char* tiles = static_cast<char*>(call.scratch) + scratch_offset(linear, call.rows, int(kind));
-    convert_rows(kind, call, {first, last}, tile_rows(call.rows, most_tile_rows(kind)), tiles);
+    convert_rows(kind, call, {first, last}, Tiling(call.rows, most_tile_rows(kind)), tiles);
   }
 }
 
@@ -104,24 +104,23 @@ struct TileEnd {
 void part_columns(const LinearCall& call, const LinearPart& part, int64_t offset, Range panels) {
   const PanelShape shape = panel_shape(part);
   const ActivationKind kind = activation_kind(part.format);
-  const int64_t height = tile_rows(call.rows, most_tile_rows(kind));
+  const Tiling tiling(call.rows, most_tile_rows(kind));
   const int64_t row_bytes = activation_row_bytes(kind, part.k);
-  const int64_t sweep = max_of(kSweepTiles, kSweepBytes / (height * row_bytes)) * height;
+  const int64_t sweep = max_of(kSweepTiles, kSweepBytes / (tiling.height * row_bytes));
   char* tiles = static_cast<char*>(call.scratch) + scratch_offset(*call.linear, call.rows, int(kind));
-  const Tile full = find_tile(shape, height);
+  const Tile tall = find_tile(shape, tiling.height), low = tiling.height > 1 ? find_tile(shape, tiling.height - 1) : tall;
   alignas(64) float sums[kMaxTileRows * kPanelOutputs];
-  for (int64_t start = 0; start < call.rows; start += sweep) {
-    const int64_t end = min_of(call.rows, start + sweep), tiles_per_panel = ceil_div(end - start, height);
+  for (int64_t start = 0; start < tiling.tiles; start += sweep) {
+    const int64_t end = min_of(tiling.tiles, start + sweep);
     for (int64_t p = panels.first; p < panels.last; ++p) {
       const char* panel = static_cast<const char*>(part.panels) + p * shape.panel_bytes();
       const int64_t first_n = p * kPanelOutputs, valid = min_of(kPanelOutputs, part.n - first_n);
-      for (int64_t m = start; m < end; m += height) {
-        const int64_t rows = min_of(height, end - m);
-        const Prefetch ahead = plan_prefetch(shape, p == panels.first, (m - start) / height, tiles_per_panel);
-        const Tile tile = rows == height ? full : find_tile(shape, rows);
+      for (int64_t t = start; t < end; ++t) {
+        const int64_t m = tiling.first_row(t), rows = tiling.rows(t);
+        const Prefetch ahead = plan_prefetch(shape, p == panels.first, t - start, end - start);
         char* x = tiles + m * row_bytes;
-        tile(x, height, panel, shape, ahead, sums);
-        const float* scales = kind == ActivationKind::i16 ? row_scales(x, part.k, height) : nullptr;
+        (rows == tiling.height ? tall : low)(x, rows, panel, shape, ahead, sums);
+        const float* scales = kind == ActivationKind::i16 ? row_scales(x, part.k, rows) : nullptr;
         TileEnd{call, m, rows, offset + first_n, valid, scales}.write(sums);
       }
     }

@@ -13,7 +13,7 @@ void pack(const LinearSource& source, void* panels, int64_t first, int64_t last)
 void embed_rows(const Linear& table, const int32_t* ids, int64_t count, float* out, int64_t ldo);
 
 // linear_activations.cpp
-/// Converts rows first .. last - 1 of a call's x, normed if it says so, into tiles of tile_rows rows.
-void convert_rows(ActivationKind kind, const LinearCall& call, Range rows, int64_t tile_rows, char* tiles);
+/// Converts rows first .. last - 1 of a call's x, normed if it says so, into tiles.
+void convert_rows(ActivationKind kind, const LinearCall& call, Range rows, const Tiling& tiling, char* tiles);
 
 }  // namespace octavo::OCTAVO_ISA

@@ -133,15 +133,16 @@ OCTAVO_INLINE void convert_row(ActivationKind kind, const Row& row, int64_t k, i
 
 }  // namespace
 
-void convert_rows(ActivationKind kind, const LinearCall& call, Range rows, int64_t tile_rows, char* tiles) {
+void convert_rows(ActivationKind kind, const LinearCall& call, Range rows, const Tiling& tiling, char* tiles) {
   const int64_t k = call.linear->k, row_bytes = activation_row_bytes(kind, k);
   for (int64_t m = rows.first; m < rows.last; ++m) {
-    char* tile = tiles + m / tile_rows * tile_rows * row_bytes;
+    const int64_t t = tiling.tile_of(m), first = tiling.first_row(t), height = tiling.rows(t);
+    char* tile = tiles + first * row_bytes;
     const float* x = call.x + m * call.ldx;
     if (call.norm == nullptr) {
-      convert_row(kind, PlainRow{x}, k, tile_rows, tile, m % tile_rows);
+      convert_row(kind, PlainRow{x}, k, height, tile, m - first);
     } else {
-      convert_row(kind, NormedRow{x, call.norm, norm_factor(x, k, call.eps)}, k, tile_rows, tile, m % tile_rows);
+      convert_row(kind, NormedRow{x, call.norm, norm_factor(x, k, call.eps)}, k, height, tile, m - first);
     }
   }
 }

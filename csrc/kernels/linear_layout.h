@@ -101,7 +101,19 @@ static inline float* row_scales(char* tile, int64_t k, int64_t tile_rows) {
   return reinterpret_cast<float*>(tile + ceil_div(k, kBlockInputs) * tile_rows * int64_t{sizeof(ActivationGroup)});
 }
 
-/// Rows of a full tile: as even as the register file of the ISA allows; the last tile may have fewer.
-static inline int64_t tile_rows(int64_t rows, int64_t most) { return ceil_div(rows, ceil_div(rows, most)); }
+/// How rows are shared among as few tiles of `most` rows as possible: evenly. The first tiles have `height` rows, the
+/// others one less. A tile begins where the rows before it end.
+struct Tiling {
+  int64_t tiles, height, tall_rows;  // tall_rows: of the tiles of `height`
+
+  Tiling(int64_t rows, int64_t most)
+      : tiles(ceil_div(rows, most)), height(ceil_div(rows, tiles)), tall_rows((rows - tiles * (height - 1)) * height) {}
+
+  int64_t first_row(int64_t tile) const { return tile * height - max_of(tile - tall_rows / height, 0); }
+  int64_t rows(int64_t tile) const { return tile * height < tall_rows ? height : height - 1; }
+  int64_t tile_of(int64_t row) const {
+    return row < tall_rows ? row / height : tall_rows / height + (row - tall_rows) / (height - 1);
+  }
+};
 
 }  // namespace octavo::OCTAVO_ISA
