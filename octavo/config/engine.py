@@ -13,6 +13,7 @@ MAX_SAMPLES = 16384  # of one prompt
 
 KVCacheDtype = Literal["auto", "bf16", "bfloat16", "int8", "fp8", "fp8_e4m3", "fp8_e5m2"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
+SchedulingPolicy = Literal["fcfs", "priority"]
 
 
 def option(default: Any, help: str, **meta: Any) -> Any:
@@ -91,7 +92,12 @@ class SchedulerConfig:
     long_prefill_token_threshold: int = option(
         0, "most prompt tokens of one request in a step (0: only the step's budget)", tokens=True
     )
-    policy: Literal["fcfs"] = option("fcfs", "order of requests")
+    scheduling_policy: SchedulingPolicy = option(
+        "fcfs", "who goes first: who came first, or the lowest priority number, which also takes the place of others"
+    )
+    priority_ageing: float = option(
+        0.0, "seconds of age that are worth one level of priority, so that nobody waits for ever (0: never)"
+    )
     pipeline_depth: int = option(1, "steps in flight: 2 schedules the next one while this one computes")
 
     def __post_init__(self) -> None:
@@ -102,6 +108,10 @@ class SchedulerConfig:
             self.step_tokens,
             f"at least max_num_seqs ({self.max_num_seqs}), and at most {MAX_TOKENS}",
         )
+        policy, known = self.scheduling_policy, get_args(SchedulingPolicy)
+        _require(policy in known, "scheduling_policy", policy, f"one of {', '.join(known)}")
+        ageing = self.priority_ageing
+        _require(0 <= ageing <= MAX_SECONDS, "priority_ageing", ageing, f"0..{MAX_SECONDS:g}")
         _require(1 <= self.pipeline_depth <= 4, "pipeline_depth", self.pipeline_depth, "1..4")
         _require(
             0 <= self.long_prefill_token_threshold <= MAX_TOKENS,

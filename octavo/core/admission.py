@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, Protocol
 
+from octavo.core.kv_cache.manager import KVCacheManager
 from octavo.core.request import Request
 from octavo.exceptions import ValidationError
 from octavo.messages import EngineCoreRequest
@@ -103,6 +104,24 @@ class AdmissionRule(Protocol):
     def admits(self, request: Request, running: Sequence[Request]) -> bool:
         """May ``request`` start in this step? Asked again for each request and step; changes nothing."""
         ...
+
+
+def would_help(
+    waiting: Request,
+    running: Sequence[Request],
+    lesser: Sequence[Request],
+    rules: Sequence[AdmissionRule],
+    kv: KVCacheManager,
+) -> bool:
+    """Does ``waiting`` lack places or blocks that it would find if ``lesser``, a part of ``running``, were gone?"""
+
+    others = [request for request in running if request not in lesser]
+    reserved = kv.num_missing(others)
+
+    def fits(left: Sequence[Request], gone: Sequence[Request]) -> bool:
+        return all(rule.admits(waiting, left) for rule in rules) and kv.would_fit(waiting, gone, reserved=reserved)
+
+    return bool(lesser) and not fits(running, ()) and fits(others, lesser)
 
 
 class MaxNumSeqs:

@@ -6,9 +6,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
+from octavo.config import SchedulerConfig
 from octavo.core.request import Request
 
-POLICIES = {"fcfs": "octavo.core.policy:FcfsPolicy"}
+POLICIES = {"fcfs": "octavo.core.policy:FcfsPolicy", "priority": "octavo.core.priority:PriorityPolicy"}
 
 
 class Policy(Protocol):
@@ -50,6 +51,18 @@ class Policy(Protocol):
         """Which of ``running`` (not empty) to preempt when blocks run out."""
         ...
 
+    def goes_first(self, waiting: Request, running: Sequence[Request]) -> bool:
+        """May ``waiting`` start before ``running`` get more than one token each of the step?"""
+        ...
+
+    def displaced(self, waiting: Request, running: Sequence[Request]) -> Sequence[Request]:
+        """Those of ``running`` that may be preempted so that ``waiting`` can start: all rank behind it."""
+        ...
+
+    def served(self, request: Request, num_tokens: int) -> None:
+        """A step was planned that computes, or samples, ``num_tokens`` of ``request``."""
+        ...
+
 
 class FcfsPolicy:
     """First come, first served; the latest of the running gives way.
@@ -59,7 +72,7 @@ class FcfsPolicy:
 
     __slots__ = ("_waiting",)
 
-    def __init__(self) -> None:
+    def __init__(self, config: SchedulerConfig | None = None) -> None:
         self._waiting: OrderedDict[str, Request] = OrderedDict()
 
     def __len__(self) -> int:
@@ -86,3 +99,12 @@ class FcfsPolicy:
 
     def victim(self, running: Sequence[Request]) -> Request:
         return running[-1]
+
+    def goes_first(self, waiting: Request, running: Sequence[Request]) -> bool:
+        return False
+
+    def displaced(self, waiting: Request, running: Sequence[Request]) -> Sequence[Request]:
+        return ()
+
+    def served(self, request: Request, num_tokens: int) -> None:
+        """What counts is who came first."""

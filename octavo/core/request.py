@@ -235,6 +235,16 @@ class Request:
             stop_reason=end[1] if end else None,
         )
 
+    def take_prompt_logprobs(self, result: ModelRunnerOutput, start: int) -> list[TokenLogprobs] | None:
+        """Those of ``result``, of a step that began at position ``start``, that were not sent before a preemption."""
+        logprobs = result.prompt_logprobs.get(self.request_id)
+        if logprobs is None:
+            return None
+        told = self.next_scored_position - max(start, self.sampling_params.prompt_logprob_start)
+        new = logprobs[max(told, 0) :]
+        self.num_prompt_logprobs += len(new)
+        return new
+
     def output(
         self,
         new_token_ids: list[int],

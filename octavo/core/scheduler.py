@@ -18,6 +18,7 @@ from octavo.core.admission import (
     Readiness,
     RequestLimits,
     max_tokens_that_fit,
+    would_help,
 )
 from octavo.core.doubt import Doubts
 from octavo.core.family import Family, first_request
@@ -66,7 +67,7 @@ class Scheduler:
         self._readiness = readiness or AlwaysReady()
         self._kv = KVCacheManager(num_blocks, cache.block_size, enable_prefix_caching=cache.enable_prefix_caching)
         self._num_blocks = num_blocks
-        self._policy: Policy = resolve(POLICIES[config.policy])()
+        self._policy: Policy = resolve(POLICIES[config.scheduling_policy])(config)
         self._limits = RequestLimits(
             max_model_len=max_model_len,
             max_kv_tokens=max_tokens_that_fit(num_blocks, cache.block_size),
@@ -104,12 +105,14 @@ class Scheduler:
 
         Running requests come first, in the policy's order; each gets what it wants, but one token of the budget is kept
         for each request behind it, so none that can run is skipped. When blocks run out, the policy's victim gives way,
-        perhaps one that was planned a moment ago. If nobody had to, waiting requests may start.
+        perhaps one that was planned a moment ago. If nobody had to, waiting requests may start. Those that the policy
+        puts before the running ones start first of all.
         """
         step = StepBuilder(self._next_step_id, self._config.step_tokens)
         self._next_step_id += 1
 
-        order = self._policy.order(self._running)
+        self._start(step, urgently=True)
+        order = [request for request in self._policy.order(self._running) if request not in step]
         for index, request in enumerate(order):
             if request.status is not RequestStatus.RUNNING:
                 continue  # gave way to a request before it
@@ -124,22 +127,46 @@ class Scheduler:
             except Exception as error:
                 self._drop(entry.request, error, step)
 
-        while step.num_preempted == 0:
-            self._counters.num_deferred = 0
-            waiting = self._policy.peek(self._is_ready)
-            if waiting is None:
-                break
-            try:
-                if not self._admit(waiting, step):
-                    break
-            except Exception as error:
-                self._drop(waiting, error, step)
+        if step.num_preempted == 0:
+            self._start(step)
+        for entry in step.scheduled:
+            self._policy.served(entry.request, entry.num_tokens + entry.samples)
 
         plan = step.build(self._finished_ids)
         self._finished_ids = []
         if plan.num_scheduled_tokens:
             self._in_flight[plan.step_id] = (self._clock(), list(step.scheduled))
         return plan
+
+    def _start(self, step: StepBuilder, *, urgently: bool = False) -> None:
+        """Let waiting requests start, in order, until one must wait longer.
+
+        ``urgently``: before the running ones have got their parts of the step, of which one token is kept for each. So
+        may those that the policy says, at the cost of those it names. What is planned here may still be undone, so it
+        is not shared yet.
+        """
+        while True:
+            self._counters.num_deferred = 0
+            waiting = self._policy.peek(self._is_ready)
+            if waiting is None or (urgently and not self._policy.goes_first(waiting, self._running)):
+                break
+            try:
+                kept = len(self._running) - len(step) if urgently else 0
+                if self._admit(waiting, step, kept):
+                    if not urgently:
+                        self._kv.share(waiting)
+                elif not (urgently and self._displace(waiting)):
+                    break
+            except Exception as error:
+                self._drop(waiting, error, step)
+
+    def _displace(self, waiting: Request) -> bool:
+        """Preempt one request whose place or blocks ``waiting`` may take. False if they are not what it lacks."""
+        lesser = self._policy.displaced(waiting, self._running)
+        if not would_help(waiting, self._running, lesser, self._rules, self._kv):
+            return False
+        self._preempt(self._policy.victim(lesser))
+        return True
 
     def _plan(self, request: Request, num_behind: int, step: StepBuilder) -> None:
         """Give a running request its part of the step; ``num_behind`` others still want a token of it."""
@@ -213,19 +240,25 @@ class Scheduler:
         self._counters.num_deferred += not ready
         return ready
 
-    def _admit(self, request: Request, step: StepBuilder) -> bool:
-        """Start a waiting request behind its longest cached prefix. False, and nothing changed, if it must wait."""
-        if step.tokens_left == 0 or not all(rule.admits(request, self._running) for rule in self._rules):
+    def _admit(self, request: Request, step: StepBuilder, kept: int = 0) -> bool:
+        """Start a waiting request behind its longest cached prefix, with at most all but ``kept`` of the step's tokens.
+
+        False, and nothing changed, if it must wait.
+        """
+        tokens_left = step.tokens_left - kept
+        if tokens_left <= 0 or not all(rule.admits(request, self._running) for rule in self._rules):
             return False
         prefix = self._kv.find_prefix(request)
         num_cached = prefix.num_tokens
         num_wanted = request.num_tokens - num_cached
-        if self._must_stay_whole(num_wanted) and num_wanted > step.tokens_left:
+        if self._must_stay_whole(num_wanted) and num_wanted > tokens_left:
             return False
-        num_tokens = self._chunk(num_wanted, step.tokens_left)
-        room = self._kv.admit(request, prefix, num_tokens, reserved=self._kv.num_missing(self._running))
+        num_tokens = self._chunk(num_wanted, tokens_left)
+        lesser = self._policy.displaced(request, self._running)
+        reserved = self._kv.num_missing([one for one in self._running if one not in lesser])
+        room = self._kv.admit(request, prefix, num_tokens, reserved=reserved)
         if room is None:  # while others run, blocks will become free
-            return not self._running and self._reclaim(request) and self._admit(request, step)
+            return not self._running and self._reclaim(request) and self._admit(request, step, kept)
         is_first = request.scheduled_time is None
         if is_first:
             self._counters.admitted_ids.append(request.request_id)
@@ -235,7 +268,6 @@ class Scheduler:
         self._running.append(request)
         request.start(num_cached, self._clock())
         step.add(request, num_tokens, room, is_new=True)
-        self._kv.share(request)
         return True
 
     def _must_stay_whole(self, num_wanted: int) -> bool:
@@ -252,7 +284,7 @@ class Scheduler:
         now = self._clock()
         planned_at, scheduled = self._in_flight.pop(plan.step_id, (now, []))
         for entry in scheduled:
-            if entry.is_valid and _error(entry, result) is not None:
+            if entry.is_valid and entry.error(result) is not None:
                 self._restart_sharers(entry)
         outputs: list[EngineCoreOutput] = []
         for entry in scheduled:
@@ -278,17 +310,12 @@ class Scheduler:
     def _take(self, entry: Scheduled, result: ModelRunnerOutput) -> Sequence[EngineCoreOutput]:
         """One request's part of a result."""
         request, request_id = entry.request, entry.request.request_id
-        error = _error(entry, result)
+        error = entry.error(result)
         if error is not None:
             return self._fail(request_id, error)
         request.num_confirmed_tokens = entry.end
 
-        prompt_logprobs = None
-        if request_id in result.prompt_logprobs:
-            first = max(entry.start, request.sampling_params.prompt_logprob_start)
-            told = request.next_scored_position - first  # sent before a preemption
-            prompt_logprobs = result.prompt_logprobs[request_id][max(told, 0) :]
-            request.num_prompt_logprobs += len(prompt_logprobs)
+        prompt_logprobs = request.take_prompt_logprobs(result, entry.start)
         if not entry.samples:
             return (request.output([], prompt_logprobs=prompt_logprobs),) if prompt_logprobs else ()
 
@@ -393,22 +420,15 @@ class Scheduler:
         return self._report(0, 0.0)
 
     def _report(self, iteration_tokens: int, step_seconds: float) -> SchedulerStats:
-        counters = self._counters
-        report = SchedulerStats(
+        return SchedulerStats(
             num_running=len(self._running),
             num_waiting=len(self._policy),
             kv_cache_usage=self._kv.usage,
             num_blocks=self._num_blocks,
-            prefix_cache_queries_delta=counters.prefix_queries,
-            prefix_cache_hits_delta=counters.prefix_hits,
-            num_preemptions_delta=counters.num_preemptions,
             iteration_tokens=iteration_tokens,
             step_seconds=step_seconds,
-            num_deferred=counters.num_deferred,
-            admitted_ids=counters.admitted_ids,
+            **self._counters.take(),
         )
-        counters.reset()
-        return report
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes; running requests go on."""
@@ -425,11 +445,3 @@ class Scheduler:
             in_flight=[entry for _, step in self._in_flight.values() for entry in step],
             max_num_seqs=self._config.max_num_seqs,
         )
-
-
-def _error(entry: Scheduled, result: ModelRunnerOutput) -> RequestFault | None:
-    """Why the entry's request failed in this step, if it did."""
-    request_id = entry.request.request_id
-    if request_id not in result.errors and entry.samples and not result.sampled_token_ids.get(request_id):
-        return RequestFault("internal error: no token was sampled")
-    return result.errors.get(request_id)

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class SchedulerCounters:
-    """Numbers that grow until they are taken."""
+    """Numbers that grow until they are taken. ``num_deferred`` is of the last plan: a state, not a counter."""
 
     __slots__ = ("admitted_ids", "num_deferred", "num_preemptions", "prefix_hits", "prefix_queries")
 
     def __init__(self) -> None:
-        self.num_deferred = 0  # of the last plan; a state, not a counter
-        self.reset()
+        self.num_deferred = 0
+        self._reset()
 
-    def reset(self) -> None:
-        """Start again at zero."""
+    def _reset(self) -> None:
         self.num_preemptions = 0
         self.admitted_ids: list[str] = []
         self.prefix_queries = 0  # prompt tokens looked up
         self.prefix_hits = 0  # of these, found
+
+    def take(self) -> dict[str, Any]:
+        """Their fields of SchedulerStats; the counters start again at zero."""
+        fields = {
+            "prefix_cache_queries_delta": self.prefix_queries,
+            "prefix_cache_hits_delta": self.prefix_hits,
+            "num_preemptions_delta": self.num_preemptions,
+            "num_deferred": self.num_deferred,
+            "admitted_ids": self.admitted_ids,
+        }
+        self._reset()
+        return fields
 
     def count_lookup(self, num_tokens: int, num_found: int) -> None:
         """One request's prompt was looked up in the prefix cache."""

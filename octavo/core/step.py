@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from octavo.core.kv_cache.manager import Room
 from octavo.core.request import Request
-from octavo.messages import CachedRequestData, NewRequestData, SchedulerOutput
+from octavo.messages import CachedRequestData, ModelRunnerOutput, NewRequestData, RequestFault, SchedulerOutput
 
 
 class Scheduled:
@@ -32,6 +32,13 @@ class Scheduled:
         """False once the request was finished or preempted after this step was planned."""
         return self.request.epoch == self.epoch
 
+    def error(self, result: ModelRunnerOutput) -> RequestFault | None:
+        """Why the request failed in this step, whose ``result`` this is, if it did."""
+        request_id = self.request.request_id
+        if request_id not in result.errors and self.samples and not result.sampled_token_ids.get(request_id):
+            return RequestFault("internal error: no token was sampled")
+        return result.errors.get(request_id)
+
 
 class StepBuilder:
     """Collects requests until ``token_budget`` tokens are planned."""
@@ -43,6 +50,13 @@ class StepBuilder:
         self.tokens_left = token_budget
         self.num_preempted = 0
         self._scheduled: dict[str, Scheduled] = {}
+
+    def __len__(self) -> int:
+        """Number of requests that are planned so far."""
+        return len(self._scheduled)
+
+    def __contains__(self, request: Request) -> bool:
+        return request.request_id in self._scheduled
 
     @property
     def scheduled(self) -> Iterable[Scheduled]:

@@ -11,13 +11,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from octavo.config import SchedulerConfig
 from octavo.core.policy import FcfsPolicy
+from octavo.core.priority import PriorityPolicy
 from octavo.exceptions import ValidationError
 from octavo.messages import BeamSearch, EngineCoreRequest, FinishReason
 from tests.core.checking_worker import VOCAB, ByPriority, Loop, SortedByPriority, cache_config, make_request
 
 # Prompts are cut out of a few texts, so that many share a beginning.
 TEXTS = [[(3 * i + 7 * text) % VOCAB for i in range(40)] for text in range(2)]
-POLICIES = [FcfsPolicy, ByPriority, SortedByPriority]
+POLICIES = [FcfsPolicy, PriorityPolicy, ByPriority, SortedByPriority]
 
 
 @st.composite
@@ -42,7 +43,7 @@ def loops(draw: st.DrawFn) -> Loop:
         num_blocks=draw(st.integers(2, 9) | st.integers(9, 24)),
         max_model_len=draw(st.sampled_from([2, 20, 60])),
         depth=draw(st.integers(1, 3)),
-        policy=draw(st.sampled_from(POLICIES))(),
+        policy=draw(st.sampled_from(POLICIES))(config),
     )
 
 

@@ -8,12 +8,13 @@ import pytest
 
 from octavo.config import SchedulerConfig
 from octavo.core.policy import FcfsPolicy, Policy
+from octavo.core.priority import PriorityPolicy
 from octavo.messages import FinishReason
 from tests.core.checking_worker import VOCAB, ByPriority, Loop, SortedByPriority, cache_config, make_request
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-@pytest.mark.parametrize("policy", [FcfsPolicy, ByPriority, SortedByPriority])
+@pytest.mark.parametrize("policy", [FcfsPolicy, PriorityPolicy, ByPriority, SortedByPriority])
 @pytest.mark.parametrize("chunked", [True, False], ids=["chunked", "whole"])
 @pytest.mark.parametrize("seed", range(4))
 def test_storm(depth: int, policy: type[Policy], chunked: bool, seed: int) -> None:
@@ -22,7 +23,7 @@ def test_storm(depth: int, policy: type[Policy], chunked: bool, seed: int) -> No
     texts = [[rng.randrange(VOCAB) for _ in range(40)] for _ in range(3)]
     config = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=48, enable_chunked_prefill=chunked)
     cache = cache_config(4, enable_prefix_caching=seed != 2)
-    loop = Loop(config, cache, num_blocks=24, max_model_len=90, depth=depth, policy=policy())
+    loop = Loop(config, cache, num_blocks=24, max_model_len=90, depth=depth, policy=policy(config))
     preemptions = cached = 0
     for number in range(80):
         prompt = rng.choice(texts)[: rng.randint(1, 40)] + [rng.randrange(VOCAB) for _ in range(rng.randint(0, 6))]

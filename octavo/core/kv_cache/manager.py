@@ -154,6 +154,18 @@ class KVCacheManager:
         last = own.blocks[-1] if own is not None else None
         return last is not None and last.block_id in held and last.ref_count == held[last.block_id] + 1
 
+    def would_fit(self, request: Request, holders: Sequence[Request], *, reserved: int = 0) -> bool:
+        """Would all known tokens of a waiting ``request`` find room, as in ``admit``, if ``holders`` dropped theirs?"""
+        held = Counter(block.block_id for holder in holders for block in self._tables[holder.request_id].blocks)
+        own = self._tables.get(request.request_id)
+        blocks = self.find_prefix(request).blocks if own is None else own.blocks
+        free = self.pool.num_free + sum(self.pool.blocks[i].ref_count == count for i, count in held.items())
+        taken = sum(block.ref_count == held[block.block_id] for block in blocks)  # of the free ones; 0 if nobody has it
+        missing = self._num_blocks(request.num_tokens) - len(blocks)
+        if own is not None:
+            taken, missing = 0, missing + self._shares_last(own, request.num_computed_tokens)
+        return missing <= free - taken - (reserved if own is None else 0)
+
     def share(self, request: Request) -> None:
         """Offer the request's full blocks of known tokens, computed or planned to be, to requests scheduled later.
 
