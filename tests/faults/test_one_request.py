@@ -103,7 +103,7 @@ def test_wrong_books_are_nobodys_own_fault(monkeypatch: pytest.MonkeyPatch) -> N
     loop = Loop(SchedulerConfig(), cache_config(4), num_blocks=20)
     loop.add(make_request("a", [1, 2, 3]))
 
-    def lost(*_: Any) -> Any:
+    def lost(*_: Any, **__: Any) -> Any:
         raise InvariantError("a block is lost")
 
     monkeypatch.setattr(KVCacheManager, "admit", lost)
