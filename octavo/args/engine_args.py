@@ -44,6 +44,12 @@ SECTIONS: dict[str, type] = {
     "structured_outputs": StructuredOutputsConfig,
 }
 
+# what other engines have and this one never will -> why
+ABSENT = {
+    "trust_remote_code": "octavo runs no code that comes with a model (architectures are its own, weights are GGUF or "
+    "safetensors, templates run in a sandbox), so there is nothing to trust; leave it out",
+}
+
 _SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]{1,2})?)\s*([kmgt]?)(i?b?)\s*", re.IGNORECASE)
 _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -137,6 +143,13 @@ def _add_field(group: argparse._ArgumentGroup, field: dataclasses.Field[Any], ki
         group.add_argument(flag, type=_converter(field.metadata, kind), metavar=metavar, **common)
 
 
+class _Absent(argparse.Action):
+    """A flag that is refused with its reason."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
+        raise argparse.ArgumentError(self, ABSENT[self.dest])
+
+
 def _add_section(parser: argparse.ArgumentParser, title: str, config: type, positional: bool) -> None:
     group = parser.add_argument_group(title)
     hints = get_type_hints(config)
@@ -149,6 +162,9 @@ def add_engine_arguments(parser: argparse.ArgumentParser, *, positional_model: b
     """A flag for every field of EngineConfig's sections. MODEL is positional, or ``--model`` where that is taken."""
     for title, config in SECTIONS.items():
         _add_section(parser, title, config, positional_model)
+    for name in ABSENT:
+        flag = "--" + name.replace("_", "-")
+        parser.add_argument(flag, action=_Absent, nargs=0, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
@@ -204,9 +220,12 @@ def engine_config_from_kwargs(**kwargs: Any) -> EngineConfig:
     """
     known = [field.name for config in SECTIONS.values() for field in dataclasses.fields(config)]
     for name in kwargs:
+        if name in ABSENT and not kwargs[name]:
+            continue
         if name not in known:
             close = difflib.get_close_matches(name, known)
             hint = f"; did you mean {' or '.join(close)}?" if close else f"; known are {', '.join(sorted(known))}"
+            hint = f": {ABSENT[name]}" if name in ABSENT else hint
             raise ConfigError(f"unknown argument {name!r}{hint}")
     return EngineConfig(**{section: _build(config, kwargs) for section, config in SECTIONS.items()})
 

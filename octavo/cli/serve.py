@@ -27,13 +27,18 @@ from octavo.args.engine_args import (
     engine_config_from_namespace,
     server_config_from_namespace,
 )
+from octavo.cli import listen
 from octavo.config import ChatConfig, EngineConfig, ServerConfig
 from octavo.exceptions import ConfigError, OctavoError
 
 if TYPE_CHECKING:
+    import ssl
+
     import uvicorn
 
     from octavo.entrypoints.state import ServerState
+
+logger = logging.getLogger("octavo.server")
 
 GRACE = 5.0  # seconds beyond --shutdown-timeout in which aborted streams may say so
 KEEP_ALIVE = 60  # seconds that an idle connection stays open
@@ -50,34 +55,13 @@ def run(namespace: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     engine_config, server_config = engine_config_from_namespace(namespace), server_config_from_namespace(namespace)
     chat_config = chat_config_from_namespace(namespace)
-    listener = bind(server_config)
-    return asyncio.run(Serving(engine_config, server_config, chat_config, listener, started).run())
-
-
-def bind(config: ServerConfig) -> socket.socket:
-    """A listening socket; connections queue in it until the application is there. Raises ConfigError."""
+    tls = listen.tls_context(server_config)
+    listener = listen.bind(server_config)
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if config.slow_client_timeout and hasattr(socket, "TCP_USER_TIMEOUT"):
-            # accepted sockets inherit it: the kernel too gives up a client that takes nothing, or is gone
-            limit = min(int(1000 * config.slow_client_timeout), 2**31 - 1)
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit)
-        listener.bind(address)
-        listener.listen(2048)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise ConfigError(f"cannot listen on {config.host} port {config.port}: {reason}") from error
-    return listener
-
-
-def url_of(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    return f"http://{host}:{port}"
+        serving = Serving(engine_config, server_config, chat_config, listener, tls, started)
+        return asyncio.run(serving.run())
+    finally:
+        listen.close(server_config, listener)
 
 
 async def call_in_thread(function: Callable[[], Any]) -> Any:
@@ -106,13 +90,19 @@ class Serving:
     """One server process: HTTP and the engine side by side on one event loop."""
 
     def __init__(
-        self, engine: EngineConfig, server: ServerConfig, chat: ChatConfig, listener: socket.socket, started: float
+        self,
+        engine: EngineConfig,
+        server: ServerConfig,
+        chat: ChatConfig,
+        listener: socket.socket,
+        tls: ssl.SSLContext | None,
+        started: float,
     ) -> None:
         from octavo.entrypoints.state import ServerState
 
         self.engine_config, self.server_config = engine, server
-        self.listener, self.started = listener, started
-        self.url = url_of(listener)
+        self.listener, self.tls, self.started = listener, tls, started
+        self.url = listen.url_of(server, listener)
         name = engine.model.served_model_name or engine.model.model
         self.state: ServerState = ServerState(name, config=server, chat_config=chat)
         self._http: uvicorn.Server | None = None
@@ -142,9 +132,12 @@ class Serving:
             lifespan="off",
             ws="none",
             server_header=False,
+            headers=[("x-content-type-options", "nosniff")],
             timeout_keep_alive=KEEP_ALIVE,
             timeout_graceful_shutdown=int(self.server_config.shutdown_timeout + GRACE),
         )
+        config.load()
+        config.ssl = self.tls
         return Server(config)
 
     async def run(self) -> int:
@@ -152,8 +145,10 @@ class Serving:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        if self.server_config.api_key_file is not None:  # else a closed terminal ends the server, as it should
-            loop.add_signal_handler(signal.SIGHUP, self.state.keys.reload)
+        if self.server_config.api_key_file is not None or self.tls is not None:
+            loop.add_signal_handler(signal.SIGHUP, self._on_reload)  # else a closed terminal ends the server
+        if listen.is_reachable_from_elsewhere(self.server_config, self.listener) and not self.state.keys.guarded:
+            logger.warning("whoever can reach %s may use this server; --api-key-file sets keys", self.url)
         print(f"octavo listens on {self.url}, loading {self.state.model_name}", flush=True)
         self._starting = asyncio.create_task(self._start_engine())
         http: uvicorn.Server = await call_in_thread(self._make_http)
@@ -182,7 +177,7 @@ class Serving:
         if error is None:
             return None
         if not isinstance(error, OctavoError):
-            logging.getLogger("octavo.server").error("the engine failed", exc_info=error)
+            logger.error("the engine failed", exc_info=error)
         self.state.failure = str(error) or repr(error)
         return self.state.failure
 
@@ -202,6 +197,16 @@ class Serving:
             print("octavo finishes what runs; a second signal stops at once", flush=True)
             timeout = self.server_config.shutdown_timeout
             self._draining = asyncio.create_task(self.state.engine.shutdown(timeout))
+
+    def _on_reload(self) -> None:
+        """Read keys and certificate again; what cannot be read stays as it was."""
+        self.state.keys.reload()
+        if self.tls is not None:
+            try:
+                listen.load_certificate(self.server_config, self.tls)
+                logger.info("certificate read from %s", self.server_config.ssl_certfile)
+            except ConfigError as error:
+                logger.error("the certificate stays as it was: %s", error)
 
     async def _start_engine(self) -> None:
         """Fetch, load, and open the doors. Raises ConfigError or ModelError then, EngineDeadError whenever."""

@@ -14,6 +14,19 @@ class ServerConfig:
 
     host: str = option("127.0.0.1", "address to listen on (0.0.0.0: every interface)")
     port: int = option(8000, "port to listen on")
+    uds: str | None = option(None, "path of a Unix socket to listen on, instead of host and port")
+    root_path: str = option("", "path before every route, which a proxy may take away or leave, e.g. /llm")
+    ssl_certfile: str | None = option(None, "PEM file with the certificate and its chain: serve HTTPS")
+    ssl_keyfile: str | None = option(None, "PEM file with the certificate's key (default: in the certificate's file)")
+    ssl_ca_certs: str | None = option(None, "PEM file with the authorities that clients' certificates must come from")
+    ssl_cert_reqs: int = option(0, "clients' certificates: 0 are not asked for, 1 may be sent, 2 must be sent")
+    allowed_origins: tuple[str, ...] = option(
+        (),
+        "origins whose pages may call this server (CORS), e.g. https://a.example or *; may be repeated; default none",
+    )
+    allowed_methods: tuple[str, ...] = option(("*",), "methods that these pages may use")
+    allowed_headers: tuple[str, ...] = option(("*",), "headers that these pages may send")
+    allow_credentials: bool = option(False, "let these pages send cookies and certificates")
     api_key: tuple[str, ...] = option(
         (),
         "key that clients must send as 'Authorization: Bearer KEY' or 'x-api-key: KEY'; may be repeated. Other users "
@@ -70,5 +83,22 @@ class ServerConfig:
             _require(valid, name, "***", "1 to 1024 printable ASCII characters without spaces")
         shared = set(self.api_key) & set(self.admin_api_key)
         _require(not shared, "admin_api_key", "***", "another key than every api_key")
+        self._check_tls()
+        path = self.root_path
+        _require(not path or bool(re.fullmatch(r"(/[\w.~-]+)+", path)), "root_path", path, "like /llm, or empty")
+        anybody = self.allow_credentials and "*" in self.allowed_origins
+        _require(
+            not anybody, "allow_credentials", True, "left out where allowed_origins has *: any page would be let in"
+        )
         pages = self.enable_docs_page and self.disable_fastapi_docs
         _require(not pages, "enable_docs_page", True, "left out with disable_fastapi_docs")
+
+    def _check_tls(self) -> None:
+        _require(self.ssl_cert_reqs in (0, 1, 2), "ssl_cert_reqs", self.ssl_cert_reqs, "0, 1 or 2")
+        for name in ("ssl_keyfile", "ssl_ca_certs"):
+            path = getattr(self, name)
+            _require(path is None or self.ssl_certfile is not None, name, path, "given with ssl_certfile")
+        needs = self.ssl_cert_reqs == 0 or self.ssl_ca_certs is not None
+        _require(
+            needs, "ssl_cert_reqs", self.ssl_cert_reqs, "0 without ssl_ca_certs, for no certificate could be checked"
+        )

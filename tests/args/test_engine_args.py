@@ -148,3 +148,24 @@ def test_an_api_key_that_no_header_can_carry(key: str) -> None:
     with pytest.raises(ConfigError, match="api_key") as caught:
         ServerConfig(api_key=(key,))
     assert "schl" not in str(caught.value)  # a secret is not printed
+
+
+def test_code_that_comes_with_a_model_is_never_run() -> None:
+    with pytest.raises(argparse.ArgumentError, match="no code that comes with a model"):
+        parse("--trust-remote-code")
+    with pytest.raises(ConfigError, match="no code that comes with a model"):
+        engine_config_from_kwargs(trust_remote_code=True)
+    assert engine_config_from_kwargs(trust_remote_code=False) == EngineConfig()
+
+
+@pytest.mark.parametrize(
+    ("flags", "origins"),
+    [
+        (["--allowed-origins", '["https://a", "https://b"]'], ("https://a", "https://b")),
+        (["--allowed-origins", "https://a", "--allowed-origins", "https://b"], ("https://a", "https://b")),
+        (["--allowed-origins", "*"], ("*",)),
+        ([], ()),
+    ],
+)
+def test_lists_come_as_json_or_one_by_one(flags: list[str], origins: tuple[str, ...]) -> None:
+    assert server_config_from_namespace(parse(*flags)).allowed_origins == origins

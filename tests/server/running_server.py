@@ -32,7 +32,7 @@ class RunningServer:
         self._printed = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        self.url = self.wait_for_line(r"(http://\S+:\d+)")
+        self.url = self.wait_for_line(r"listens on (\S+), ")
 
     def _read(self) -> None:
         assert self.process.stdout is not None

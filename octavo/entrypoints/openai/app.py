@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 import octavo
+from octavo.config import ServerConfig
 from octavo.entrypoints import health, metrics_endpoint
 from octavo.entrypoints.anthropic import messages
 from octavo.entrypoints.openai import chat, completions, models, render, requests, tokenize
 from octavo.entrypoints.openai.errors import AnthropicErrorBody, ErrorBody, install_error_handlers
-from octavo.entrypoints.openai.middleware import ErrorShield, HeadAsGet, KeyGuard, RequestLimits
+from octavo.entrypoints.openai.middleware import ErrorShield, HeadAsGet, KeyGuard, RequestLimits, RootPath
 from octavo.entrypoints.openai.openapi import failures, install_openapi
 from octavo.entrypoints.openai.responses import router as responses
+from octavo.entrypoints.openai.routing import IGNORED_FIELDS
 from octavo.entrypoints.request_ids import RequestIds
 from octavo.entrypoints.state import ServerState
 
@@ -25,7 +30,7 @@ OPEN_PATHS = frozenset({"/health", "/ping"})  # no key, ever: platforms ask whet
 
 
 def build_app(state: ServerState) -> FastAPI:
-    """The application over ``state``, which may become ready later. No CORS headers are sent."""
+    """The application over ``state``, which may become ready later."""
     config = state.config
     app = FastAPI(
         title="octavo",
@@ -33,18 +38,33 @@ def build_app(state: ServerState) -> FastAPI:
         openapi_url=None if config.disable_fastapi_docs else "/openapi.json",
         docs_url="/docs" if config.enable_docs_page else None,
         redoc_url="/redoc" if config.enable_docs_page else None,
+        redirect_slashes=False,
     )
     app.state.server, app.state.routers = state, (*ROUTERS, messages.router)
     for router in ROUTERS:
         app.include_router(router, responses=failures(ErrorBody))
     app.include_router(messages.router, responses=failures(AnthropicErrorBody))
     install_error_handlers(app)
-    install_openapi(app, guarded=state.keys.guarded)
+    install_openapi(app, guarded=state.keys.guarded, root_path=config.root_path)
     app.add_middleware(RequestLimits, body=config.max_body_bytes, headers=config.h11_max_header_count)
     app.add_middleware(
         KeyGuard, keys=state.keys, open_paths=OPEN_PATHS | ({"/metrics"} if config.public_metrics else set())
     )
     app.add_middleware(ErrorShield)
     app.add_middleware(HeadAsGet)
+    if config.allowed_origins:
+        app.add_middleware(CORSMiddleware, **cross_origin(config))
     app.add_middleware(RequestIds, echo=config.enable_request_id_headers)
+    app.add_middleware(RootPath, prefix=config.root_path)
     return app
+
+
+def cross_origin(config: ServerConfig) -> dict[str, Any]:
+    """Which pages of other origins may call, and which of our headers they may read."""
+    return {
+        "allow_origins": config.allowed_origins,
+        "allow_methods": config.allowed_methods,
+        "allow_headers": config.allowed_headers,
+        "allow_credentials": config.allow_credentials,
+        "expose_headers": ("x-request-id", "retry-after", IGNORED_FIELDS),
+    }

@@ -37,6 +37,18 @@ class ErrorShield:
                 await error_response(status, message, param, path=scope["path"])(scope, receive, send)
 
 
+class RootPath:
+    """Routes are found with ``prefix`` before them and without, so it does not matter whether a proxy takes it away."""
+
+    def __init__(self, app: ASGIApp, prefix: str) -> None:
+        self.app, self._prefix = app, prefix
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith(self._prefix + "/"):
+            scope = {**scope, "path": scope["path"].removeprefix(self._prefix)}
+        await self.app(scope, receive, send)
+
+
 class HeadAsGet:
     """HEAD is GET without the body, on every route; the server below drops what is sent."""
 

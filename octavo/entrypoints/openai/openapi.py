@@ -69,12 +69,13 @@ def failures(body: type) -> dict[int | str, Any]:
     }
 
 
-def install_openapi(app: FastAPI, *, guarded: bool) -> None:
+def install_openapi(app: FastAPI, *, guarded: bool, root_path: str) -> None:
     """Let ``app.openapi()`` have the answers' schemas, and the key's where one is needed."""
 
     def build() -> dict[str, Any]:
         if app.openapi_schema is None:
-            document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+            servers = [{"url": root_path}] if root_path else None
+            document = get_openapi(title=app.title, version=app.version, routes=app.routes, servers=servers)
             _, schemas = msgspec.json.schema_components(ANSWERS, ref_template=REF)
             components = document.setdefault("components", {})
             components.setdefault("schemas", {}).update(schemas)
