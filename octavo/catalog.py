@@ -204,12 +204,12 @@ def _pip_download(entry: Entry, part: Part, folder: Path, report: Callable[[int]
 
 
 def _bytes_under(folder: Path) -> int:
+    """Of all files; what pip moves or removes meanwhile, folders too, counts for nothing."""
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except FileNotFoundError:  # pip moved it meanwhile
-            continue
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.stat(os.path.join(place, name)).st_size
     return total
 
 
