@@ -23,6 +23,7 @@ from octavo.config import (
     CacheConfig,
     ChatConfig,
     EngineConfig,
+    LogConfig,
     ModelConfig,
     QueueConfig,
     SamplingConfig,
@@ -168,8 +169,9 @@ def add_engine_arguments(parser: argparse.ArgumentParser, *, positional_model: b
 
 
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
-    """A flag for every field of ServerConfig and ChatConfig."""
+    """A flag for every field of ServerConfig, ChatConfig and LogConfig."""
     _add_section(parser, "server", ServerConfig, False)
+    _add_section(parser, "log", LogConfig, False)
     _add_section(parser, "chat", ChatConfig, False)
 
 
@@ -245,4 +247,10 @@ def server_config_from_namespace(namespace: argparse.Namespace) -> ServerConfig:
 def chat_config_from_namespace(namespace: argparse.Namespace) -> ChatConfig:
     """ChatConfig from parsed flags. Raises ConfigError."""
     config: ChatConfig = _build(ChatConfig, vars(namespace))
+    return config
+
+
+def log_config_from_namespace(namespace: argparse.Namespace) -> LogConfig:
+    """LogConfig from parsed flags. Raises ConfigError."""
+    config: LogConfig = _build(LogConfig, vars(namespace))
     return config

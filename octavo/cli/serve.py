@@ -25,11 +25,13 @@ from octavo.args.engine_args import (
     add_server_arguments,
     chat_config_from_namespace,
     engine_config_from_namespace,
+    log_config_from_namespace,
     server_config_from_namespace,
 )
 from octavo.cli import listen
-from octavo.config import ChatConfig, EngineConfig, ServerConfig
+from octavo.config import ChatConfig, EngineConfig, LogConfig, ServerConfig
 from octavo.exceptions import ConfigError, OctavoError
+from octavo.utils.logs import set_up
 
 if TYPE_CHECKING:
     import ssl
@@ -52,13 +54,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(namespace: argparse.Namespace) -> int:
     """Serve until told to stop; 0 after a requested stop, 1 when the engine could not start or died for good."""
     started = time.monotonic()
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    log_config = log_config_from_namespace(namespace)
+    set_up(log_config.log_level.upper(), log_config.log_format)
     engine_config, server_config = engine_config_from_namespace(namespace), server_config_from_namespace(namespace)
     chat_config = chat_config_from_namespace(namespace)
     tls = listen.tls_context(server_config)
     listener = listen.bind(server_config)
     try:
-        serving = Serving(engine_config, server_config, chat_config, listener, tls, started)
+        serving = Serving(engine_config, server_config, chat_config, log_config, listener, tls, started)
         return asyncio.run(serving.run())
     finally:
         listen.close(server_config, listener)
@@ -94,6 +97,7 @@ class Serving:
         engine: EngineConfig,
         server: ServerConfig,
         chat: ChatConfig,
+        log: LogConfig,
         listener: socket.socket,
         tls: ssl.SSLContext | None,
         started: float,
@@ -104,7 +108,7 @@ class Serving:
         self.listener, self.tls, self.started = listener, tls, started
         self.url = listen.url_of(server, listener)
         name = engine.model.served_model_name or engine.model.model
-        self.state: ServerState = ServerState(name, config=server, chat_config=chat)
+        self.state: ServerState = ServerState(name, config=server, chat_config=chat, log_config=log)
         self._http: uvicorn.Server | None = None
         self._starting: asyncio.Task[None] | None = None
         self._draining: asyncio.Task[None] | None = None

@@ -17,9 +17,10 @@ from octavo.config.engine import (
     StructuredOutputsConfig,
     SupervisorConfig,
 )
+from octavo.config.log import LogConfig
 from octavo.config.server import ServerConfig
 
-__all__ = ["BackendConfig", "CacheConfig", "ChatConfig", "EngineConfig", "LogprobsMode", "ModelConfig"]
+__all__ = ["BackendConfig", "CacheConfig", "ChatConfig", "EngineConfig", "LogConfig", "LogprobsMode", "ModelConfig"]
 __all__ += [
     "QueueConfig",
     "SamplingConfig",

@@ -199,7 +199,7 @@ class AsyncLLM:
 
     def _end(self, parent: ParentRequest, kind: type[OctavoError], fault: RequestFault) -> None:
         """End a request on this side: its stream raises ``kind``."""
-        message = tell(fault, parent.request_id, parent.child_ids[0])
+        message = tell(fault, parent.request_id, parent.child_ids[0], parent.label)
         self._collectors[parent].fail(kind(message))
         self._note(self._output.end(parent.child_ids, FinishReason.ERROR, message))
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import shutil
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from octavo.engine.core import EngineCore, PhaseClock
 from octavo.engine.wire import Command, Failure, Launch, Message, PackedRequest, frame
 from octavo.exceptions import EngineDeadError, FormatError, ModelError, OctavoError
 from octavo.messages import EngineCoreOutputs, EngineCoreRequest, EngineInfo
+from octavo.utils.logs import settings
 
 LAST_WORDS_SECONDS = 0.2  # after an exit, how long to wait for the message that explains it
 EXIT_SECONDS = 5.0  # an orderly shutdown may take this long before the process is killed
@@ -107,7 +107,8 @@ class AsyncCoreClient:
         for socket in (self._commands, self._messages):
             socket.set_hwm(0)
             socket.linger = 0
-        launch = Launch(config=config, folder=folder, log_level=logging.getLogger("octavo").getEffectiveLevel())
+        level, log_format = settings()
+        launch = Launch(config=config, folder=folder, log_level=level, log_format=log_format)
         order = frame(self._encoder.encode(launch))
         self._commands.connect(launch.commands_address)  # the connecting side queues until the other is there
         self._messages.bind(launch.messages_address)

@@ -32,6 +32,7 @@ from octavo.messages import (
     RequestFault,
     SchedulerStats,
 )
+from octavo.utils.logs import set_up
 
 logger = logging.getLogger(__name__)
 
@@ -171,7 +172,7 @@ def main(started: float | None = None) -> None:
     stdin = os.fdopen(0, "rb", buffering=0, closefd=False)  # raw: no lock that the watching thread could die with
     launch = read_launch(stdin)
     exit_with_parent(stdin, launch.folder)
-    logging.basicConfig(level=launch.log_level, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    set_up(launch.log_level, launch.log_format)
     process = CoreProcess(launch)
     core = None
     status = 0

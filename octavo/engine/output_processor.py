@@ -194,7 +194,7 @@ class OutputProcessor:
 
     @staticmethod
     def _tell(sample: Sample, fault: RequestFault) -> str:
-        return tell(fault, sample.parent.request_id, sample.request.request_id)
+        return tell(fault, sample.parent.request_id, sample.request.request_id, sample.parent.label)
 
     def _completion(self, sample: Sample, reason: str | None, stop_reason: int | str | None) -> CompletionOutput:
         """What the caller sees of a sample: with DELTA what is unsent, else all of it."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from octavo.engine.outputs import CompletionOutput, PromptLogprobs, RequestMetrics, RequestOutput
 from octavo.messages import EngineCoreRequest, RequestOutputKind
+from octavo.utils.logs import current_request_id
 
 
 class ParentRequest:
@@ -23,6 +24,7 @@ class ParentRequest:
         sink: Callable[[RequestOutput], None],
     ) -> None:
         self.request_id = request_id
+        self.label = current_request_id.get() or request_id  # what log lines call it
         self.prompt = prompt
         self.prompt_token_ids = request.prompt_token_ids
         self.kind = request.sampling_params.output_kind

@@ -24,6 +24,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     config: EngineConfig
     folder: str  # of the sockets; whoever ends last removes it
     log_level: int
+    log_format: str
 
     @property
     def commands_address(self) -> str:

@@ -45,6 +45,10 @@ class TimedProtocol(H11Protocol):
         super().connection_made(transport)
         self._await("headers")
 
+    @property
+    def _peer(self) -> str:
+        return ":".join(map(str, self.client or ("a client",)))
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._await(None)
         self._stop_writing()
@@ -85,6 +89,7 @@ class TimedProtocol(H11Protocol):
         self._refuse(status, msg)
 
     def _refuse(self, status: int, message: str) -> None:
+        logger.info("%s: %d, %s", self._peer, status, message)
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self.transport.is_closing():
             headers = [("content-type", "application/json"), ("connection", "close")]
             head = h11.Response(status_code=status, headers=headers, reason=HTTPStatus(status).phrase)
@@ -123,6 +128,5 @@ class TimedProtocol(H11Protocol):
         if 0 < size < before:
             self._expect_reader(size)
         elif size:
-            where = ":".join(map(str, self.client or ("a client",)))
-            logger.warning("%s has read nothing for %g s: closed", where, self.slow_client_timeout)
+            logger.warning("%s has read nothing for %g s: closed", self._peer, self.slow_client_timeout)
             self.transport.abort()

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 import uuid
-from contextvars import ContextVar
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from octavo.utils.logs import current_request_id
+
 HEADER = b"x-request-id"
 ANTHROPIC_HEADER = b"request-id"  # where Anthropic's client looks
-current_request_id: ContextVar[str | None] = ContextVar("current_request_id", default=None)
 _ACCEPTED = re.compile(rb"[!-~]{1,256}")  # anything else could break a log line or a header
 
 

@@ -9,8 +9,9 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from octavo.config import ChatConfig, ServerConfig
+from octavo.config import ChatConfig, LogConfig, ServerConfig
 from octavo.entrypoints.access import KeyRing
+from octavo.entrypoints.request_log import RequestLog, request_log
 from octavo.entrypoints.running import RunningAnswers
 from octavo.exceptions import EngineDeadError, OctavoError
 
@@ -53,15 +54,18 @@ class ServerState:
     failure: str | None = None
     sampling_defaults: dict[str, Any] = field(default_factory=dict)
     config: ServerConfig = field(default_factory=ServerConfig)
+    log_config: LogConfig = field(default_factory=LogConfig)
     chat_config: ChatConfig = field(default_factory=ChatConfig)
     chat_formats: ChatFormats | None = None  # see openai/prompts.py
     running: RunningAnswers = field(default_factory=RunningAnswers)
     system_fingerprint: str | None = None  # equal fingerprints: equal answers to equal requests
     keys: KeyRing = field(init=False)
+    request_log: RequestLog = field(init=False)
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a wrong key file."""
         self.keys = KeyRing(self.config)
+        self.request_log = request_log(self.log_config)
 
     def ready_engine(self) -> AsyncLLM:
         """The engine. Raises NotReadyError while it starts and EngineDeadError if it could not."""

@@ -27,7 +27,7 @@ from octavo.messages import (
 
 
 def order(folder: Path) -> Launch:
-    return Launch(config=EngineConfig(), folder=str(folder), log_level=30)
+    return Launch(config=EngineConfig(), folder=str(folder), log_level=30, log_format="text")
 
 
 class Trickle(io.RawIOBase):

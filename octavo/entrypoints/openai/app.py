@@ -10,6 +10,7 @@ from starlette.middleware.cors import CORSMiddleware
 import octavo
 from octavo.config import ServerConfig
 from octavo.entrypoints import health, metrics_endpoint
+from octavo.entrypoints.access_log import AccessLog
 from octavo.entrypoints.anthropic import messages
 from octavo.entrypoints.openai import chat, completions, models, render, requests, tokenize
 from octavo.entrypoints.openai.errors import AnthropicErrorBody, ErrorBody, install_error_handlers
@@ -54,6 +55,8 @@ def build_app(state: ServerState) -> FastAPI:
     app.add_middleware(HeadAsGet)
     if config.allowed_origins:
         app.add_middleware(CORSMiddleware, **cross_origin(config))
+    if not state.log_config.disable_uvicorn_access_log:
+        app.add_middleware(AccessLog, quiet=state.log_config.quiet_paths)
     app.add_middleware(RequestIds, echo=config.enable_request_id_headers)
     app.add_middleware(RootPath, prefix=config.root_path)
     return app

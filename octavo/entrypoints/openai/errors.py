@@ -21,6 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from octavo.entrypoints.access import NotAllowedError
+from octavo.entrypoints.access_log import note_cause
 from octavo.entrypoints.openai.field_errors import describe_fields
 from octavo.entrypoints.request_ids import current_request_id
 from octavo.entrypoints.state import NotFoundError, NotReadyError
@@ -102,6 +103,7 @@ def error_response(
     headers: Mapping[str, str] | None = None,
 ) -> Response:
     """The answer to a failed request for ``path``, which decides whose body it is."""
+    _note(status, message, param)
     more = dict(headers or {})
     if status in (429, 503):
         more.setdefault("Retry-After", "1")
@@ -112,6 +114,18 @@ def error_response(
 
 def describe(error: BaseException) -> tuple[int, str, str | None]:
     """(status, message, param) of an exception. An unforeseen one is logged with the id that the message carries."""
+    status, message, param = _describe(error)
+    _note(status, message, param)
+    return status, message, param
+
+
+def _note(status: int, message: str, param: str | None) -> None:
+    """For the access log: what we say of our own failures; of refusals, which may quote the request, only the field."""
+    kind = TYPES.get(status, "Error")
+    note_cause(f"{kind}: {message}" if status >= 500 else f"{kind}: {param}" if param else kind)
+
+
+def _describe(error: BaseException) -> tuple[int, str, str | None]:
     if isinstance(error, ValidationError):
         return 400, str(error), error.parameter
     if isinstance(error, NotFoundError):

@@ -132,6 +132,7 @@ class Generation:
             self._engine.generate(prompt, one, request_id=self._engine_id, place=place, **more)
             for prompt, one, place in zip(prompts, params, places, strict=True)
         ]
+        self._log = state.request_log.begin(self.id, prompts, params, self.tokenizer)
 
     @classmethod
     async def begin(
@@ -150,17 +151,20 @@ class Generation:
 
     async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """(prompt index, output) as they come; closing it aborts what still runs. Raises RequestError if one fails."""
-        with self._state.running.track(self._ids, self._abort, current_caller.get()):
+        tracked = self._state.running.track(self._ids, self._abort, current_caller.get())
+        with tracked, contextlib.closing(self._log):
             if len(self._streams) == 1:  # the usual case, once per token: straight through
                 async with aclosing(self._streams[0]) as stream:
                     async for output in stream:
                         self.counter.add(0, output)
+                        self._log.add(0, output)
                         self._times = output.metrics
                         yield 0, output
                 return
             async with aclosing(merge(self._streams)) as merged:
                 async for index, output in merged:
                     self.counter.add(index, output)
+                    self._log.add(index, output)
                     yield index, output
 
     @property

@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.entrypoints.access import STRANGER, KeyRing, current_caller
+from octavo.entrypoints.access_log import current_outcome
 from octavo.entrypoints.openai.errors import describe, error_response
 
 REFUSAL = "missing or wrong API key: send 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
@@ -86,7 +87,10 @@ class KeyGuard:
             more = {"WWW-Authenticate": "Bearer"}
             await error_response(401, REFUSAL, path=scope["path"], headers=more)(scope, receive, send)
             return
-        token = current_caller.set(caller or STRANGER)
+        caller = caller or STRANGER
+        if (outcome := current_outcome.get()) is not None:
+            outcome.caller = caller.name
+        token = current_caller.set(caller)
         try:
             await self.app(scope, receive, send)
         finally:

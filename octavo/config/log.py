@@ -1,0 +1,38 @@
+"""Configuration of logs: their form, and what of requests they may hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from octavo.config.engine import _require, option
+
+LogFormat = Literal["text", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogConfig:
+    """What a server writes to standard error. Of prompts and answers that is nothing, unless asked for."""
+
+    log_format: LogFormat = option("text", "lines for people, or JSON objects with the request's id")
+    log_level: LogLevel = option("info", "least urgent lines that are written")
+    enable_log_requests: bool = option(False, "log prompt and parameters of every request")
+    enable_log_outputs: bool = option(False, "log the text of every answer")
+    max_log_len: int | None = option(None, "most characters of a prompt or answer in the log (default: all)")
+    disable_uvicorn_access_log: bool = option(False, "no line for every HTTP request")
+    disable_access_log_for_endpoints: tuple[str, ...] = option(
+        ("/health,/ping,/metrics",), "paths without such a line, by commas or repeated"
+    )
+
+    def __post_init__(self) -> None:
+        for name, known in (("log_format", get_args(LogFormat)), ("log_level", get_args(LogLevel))):
+            value = getattr(self, name)
+            _require(value in known, name, value, f"one of {', '.join(known)}")
+        length = self.max_log_len
+        _require(length is None or length >= 0, "max_log_len", length, "0 or more")
+
+    @property
+    def quiet_paths(self) -> frozenset[str]:
+        """Those of ``disable_access_log_for_endpoints``."""
+        return frozenset(path for item in self.disable_access_log_for_endpoints for path in item.split(",") if path)
