@@ -21,7 +21,7 @@ import msgspec
 
 from octavo.core.beam_search import Search
 from octavo.core.request import Request
-from octavo.exceptions import RequestError
+from octavo.exceptions import ValidationError
 from octavo.messages import (
     EngineCoreOutput,
     EngineCoreRequest,
@@ -206,7 +206,8 @@ class Beams:
     def _results(self, last: Request) -> list[EngineCoreOutput]:
         """``last``: a beam that knows the times of the search."""
         if len(self._search.finished) < len(self.owed):
-            raise RequestError(f"beam_width = {self._width}: the vocabulary has too few tokens for so many beams")
+            message = f"beam_width = {self._width}: the vocabulary has too few tokens for so many beams"
+            raise ValidationError(message, parameter="beam_width")
         outputs = []
         for request_id, (_, node, ended) in zip(self.owed, self._search.finished, strict=False):
             path, stop = node.path(), node.token_id if node.token_id in self._stop_token_ids else None

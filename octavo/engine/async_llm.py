@@ -148,9 +148,9 @@ class AsyncLLM:
 
         A prompt is text, token ids, or a dict with ``prompt`` or ``prompt_token_ids`` (and ``cache_salt``).
         Raises ValidationError, OverloadedError (unless it has a ``place``) and EngineDeadError at the call. The
-        iterator raises RequestError if a sequence fails while it runs, EngineDeadError if the core dies in the middle
-        of the answer, and EngineRestartingError if it has not come back in time. Closing or cancelling the iterator
-        aborts the request.
+        iterator raises RequestError if a sequence fails while it runs, ValidationError if that is for something it asks
+        in vain, EngineDeadError if the core dies in the middle of the answer, and EngineRestartingError if it has not
+        come back in time. Closing or cancelling the iterator aborts the request.
         ``request_id`` is only echoed and may repeat. Text is tokenised here, with special tokens; pass token ids to
         choose otherwise. A consumer slower than the engine gets several steps' outputs as one.
         """
@@ -178,7 +178,8 @@ class AsyncLLM:
                 output = await collector.get()
                 for completion in output.outputs:
                     if completion.finish_reason == FinishReason.ERROR:
-                        raise RequestError(str(completion.stop_reason))
+                        fault = completion.fault or RequestFault("")
+                        raise fault.exception(str(completion.stop_reason))
                 yield output
         finally:
             self._abort(parent)

@@ -28,6 +28,7 @@ def merge_delta(older: CompletionOutput, newer: CompletionOutput) -> CompletionO
         logprobs=None if newer.logprobs is None else joined(older.logprobs or [], newer.logprobs),
         finish_reason=newer.finish_reason,
         stop_reason=newer.stop_reason,
+        fault=newer.fault,
     )
 
 

@@ -149,9 +149,10 @@ class OutputProcessor:
         self._note_times(sample, output, timestamp, processed.iteration)
         self._take_logprobs(sample, output)
         sample.token_ids += new_ids
-        reason, stop_reason = output.finish_reason, output.stop_reason
+        reason, stop_reason, fault = output.finish_reason, output.stop_reason, None
         if reason == FinishReason.ERROR:
-            stop_reason = self._tell(sample, output.error or RequestFault("internal error"))
+            fault = output.error or RequestFault("internal error")
+            stop_reason = self._tell(sample, fault)
         sample.num_unsent += len(new_ids)
         if sample.detokenizer is not None:
             shown = new_ids
@@ -165,7 +166,7 @@ class OutputProcessor:
                     processed.abort_ids.append(output.request_id)
                 reason, stop_reason = FinishReason.STOP, update.stop_string
         if reason is not None:
-            self._end(sample, reason, stop_reason, processed.iteration)
+            self._end(sample, reason, stop_reason, processed.iteration, fault)
         elif sample.due and sample.parent.wants(finished=False):
             self._emit(sample, self._completion(sample, None, None))
 
@@ -175,9 +176,11 @@ class OutputProcessor:
         reason: FinishReason,
         stop_reason: int | str | None,
         iteration: IterationStats,
+        fault: RequestFault | None = None,
     ) -> None:
         """Forget the sequence, count it, and emit its last output."""
         completion = self._completion(sample, reason.value, stop_reason)
+        completion.fault = fault
         del self._samples[sample.request.request_id]
         self._emit(sample, completion)
         iteration.finished.append(_finished(sample, reason))
@@ -188,7 +191,8 @@ class OutputProcessor:
         if self._samples.pop(sample.request.request_id, None) is None:
             return  # it had ended already
         index = sample.request.sample_index
-        bare = CompletionOutput(index, "", [], finish_reason=FinishReason.ERROR.value, stop_reason=reason)
+        error = FinishReason.ERROR.value
+        bare = CompletionOutput(index, "", [], finish_reason=error, stop_reason=reason, fault=fault)
         sample.parent.emit(bare, sample.metrics, sample.num_cached_tokens, None)
         iteration.finished.append(_finished(sample, FinishReason.ERROR))
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import overload
 
+from octavo.messages import RequestFault
+
 
 @dataclass(slots=True)
 class Logprob:
@@ -87,7 +89,7 @@ class CompletionOutput:
     With ``RequestOutputKind.DELTA``, ``text``, ``token_ids`` and ``logprobs`` hold only what is new since the last
     output; ``cumulative_logprob`` always covers the whole sample (0.0 unless logprobs were asked for).
     ``finish_reason`` is None while running, then stop, length, repetition, abort or error. ``stop_reason`` is the stop
-    string or stop token id that matched, None for EOS, and the message of an error.
+    string or stop token id that matched, None for EOS, and the message of an error, whose kind is ``fault``.
     """
 
     index: int
@@ -97,6 +99,7 @@ class CompletionOutput:
     logprobs: Sequence[dict[int, Logprob]] | None = None  # per token: the sampled one first, then the top k by rank
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    fault: RequestFault | None = None
 
     @property
     def finished(self) -> bool:

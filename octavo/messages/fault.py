@@ -15,10 +15,16 @@ MAX_CAUSE = 1000  # characters
 
 
 class RequestFault(msgspec.Struct, frozen=True, array_like=True):
-    """``message`` may be shown to the client; ``cause`` is one line for the log alone, empty if it says no more."""
+    """``message`` may be shown to the client; ``cause`` is one line for the log alone, empty if it says no more.
+
+    ``refused``: what the request asks for cannot be had, as only its running has shown; ``parameter`` is the field at
+    fault, or None.
+    """
 
     message: str
     cause: str = ""
+    refused: bool = False
+    parameter: str | None = None
 
     @classmethod
     def of(cls, error: BaseException, stage: str) -> RequestFault:
@@ -27,11 +33,17 @@ class RequestFault(msgspec.Struct, frozen=True, array_like=True):
         Errors raised on purpose explain themselves. Of any other one the client learns the stage, and the log the
         exception and where it was raised. Never raises.
         """
-        if isinstance(error, RequestError | ValidationError):
+        if isinstance(error, ValidationError):
+            return cls(one_line(error), refused=True, parameter=error.parameter)
+        if isinstance(error, RequestError):
             return cls(one_line(error))
         last = traceback.extract_tb(error.__traceback__)[-1:]
         where = f" ({last[0].filename}:{last[0].lineno})" if last else ""
         return cls(f"internal error while {stage}", f"{stage}: {type(error).__name__}: {one_line(error)}{where}")
+
+    def exception(self, message: str) -> RequestError | ValidationError:
+        """What whoever waits for the request shall hear, in the words ``message``."""
+        return ValidationError(message, parameter=self.parameter) if self.refused else RequestError(message)
 
 
 def one_line(error: BaseException) -> str:

@@ -16,6 +16,7 @@ from octavo.messages.structured_outputs import StructuredOutputsParams
 
 SAMPLING_EPS = 1e-5
 MAX_SEED = 2**63 - 1
+MAX_INTEGER = 2**63 - 1  # what a message to the engine core can carry
 MAX_LOGIT_BIAS = 100.0  # OpenAI's range is [-100, 100]; values beyond are clamped
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_BAD_WORD = 256  # characters
@@ -66,6 +67,8 @@ def _integer(name: str, value: object, low: int, high: int | None, rule: str) ->
     ok = isinstance(value, int) and not isinstance(value, bool)
     if not ok or value < low or (high is not None and value > high):  # type: ignore[operator]
         _fail(name, value, rule)
+    if value > MAX_INTEGER:  # type: ignore[operator]
+        _fail(name, value, f"at most {MAX_INTEGER}")
 
 
 def _ids(name: str, ids: Iterable[Any], limit: int | None, rule: str) -> None:
@@ -130,17 +133,10 @@ class RepetitionDetectionParams(msgspec.Struct, frozen=True, kw_only=True, omit_
         return cls(**fields)
 
     def __post_init__(self) -> None:
-        rules = {"max_pattern_size": MAX_PATTERN, "min_pattern_size": MAX_PATTERN, "min_count": None}
+        rules = {"max_pattern_size": MAX_PATTERN, "min_pattern_size": MAX_PATTERN, "min_count": MAX_INTEGER}
         for name, high in rules.items():
-            rule = "an integer, 0 or more" if high is None else f"an integer in [0, {high}]"
-            value = getattr(self, name)
-            if (
-                not isinstance(value, int)
-                or isinstance(value, bool)
-                or value < 0
-                or (high is not None and value > high)
-            ):
-                _fail("repetition_detection", value, f"an object whose {name} is {rule}")
+            rule = f"an object whose {name} is an integer in [0, {high}]"
+            _integer("repetition_detection", getattr(self, name), 0, high, rule)
         if self.min_pattern_size > self.max_pattern_size:
             rule = f"an object whose min_pattern_size is at most its max_pattern_size ({self.max_pattern_size})"
             _fail("repetition_detection", self.min_pattern_size, rule)
@@ -272,6 +268,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         extra = self.extra_args
         if extra is not None and not (isinstance(extra, dict) and all(isinstance(key, str) for key in extra)):
             _fail("extra_args", extra, "a dict with names as keys")
+        try:
+            msgspec.msgpack.encode(extra)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            _fail("extra_args", extra, f"what a message can carry ({error})")
 
     def _check_numbers(self) -> None:
         _number("temperature", self.temperature, 0.0, 2.0, "in [0, 2]")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from octavo.exceptions import RequestError
+from octavo.exceptions import OctavoError, RequestError, ValidationError
 from octavo.platforms.cpu import lower_thread_priority
 from octavo.structured_output.cache import LruCache
 from octavo.structured_output.compiler import compile_grammar, explain
@@ -48,26 +48,27 @@ class Matcher:
     def fill(self, mask: Mask) -> bool:
         """Write the tokens that may come next, one bit each; True if there is nothing left but to end.
 
-        ``mask`` is uint32 ``[ceil(size of the vocabulary / 32)]``. Raises RequestError when the grammar is stuck or
-        too much work.
+        ``mask`` is uint32 ``[ceil(size of the vocabulary / 32)]``. Raises ValidationError when the grammar is stuck
+        or too much work.
         """
         start = time.thread_time()
         self._state.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        self._check()
+        self._check(ValidationError)  # it has come to a limit of the parser
         self._seconds_left += SECONDS_PER_TOKEN - (time.thread_time() - start)
         if self._seconds_left < 0.0:
-            raise RequestError("the grammar of structured_outputs takes too much work for every token")
+            message = "the grammar of structured_outputs takes too much work for every token; make it simpler"
+            raise ValidationError(message, parameter="structured_outputs")
         return not (mask & ~self._endings).any()
 
     def take(self, token_ids: Sequence[int]) -> None:
         """Go on by tokens that were allowed; after the end, by an EOS token. Raises RequestError for others."""
         for token_id in token_ids:
             self._state.consume_token(token_id)
-        self._check()
+        self._check(RequestError)
 
-    def _check(self) -> None:
+    def _check(self, kind: type[OctavoError]) -> None:
         if self._state.is_error():
-            raise RequestError(f"the grammar of structured_outputs: {explain(self._state.get_error())}")
+            raise kind(f"the grammar of structured_outputs: {explain(self._state.get_error())}")
 
 
 class GrammarBank:

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 import msgspec
 
 from octavo.config import StructuredOutputsConfig
-from octavo.exceptions import RequestError, ValidationError
+from octavo.exceptions import OverloadedError, RequestError, ValidationError
 from octavo.messages import StructuredOutputsParams
 from octavo.structured_output.cache import LruCache
 from octavo.structured_output.check_process import LENGTH_BYTES, Setup, Verdict, frame
@@ -137,7 +137,7 @@ class GrammarChecker:
         """The grammar of ``params``, as the engine core wants it. May wait for a process, and for its verdict.
 
         Raises ValidationError naming the field if it makes no sense, is too large, or takes more than the configured
-        time to compile; RequestError if there are too many others to check.
+        time to compile; OverloadedError if there are too many others to check.
         """
         params = self._completed(params)
         data = _encoded(params)
@@ -197,7 +197,8 @@ class GrammarChecker:
     def _process(self) -> Iterator[_CheckProcess]:
         """A process for one question. One that did not answer is ended, and another one takes its place later."""
         if not self._free.acquire(timeout=QUEUE_SECONDS):
-            raise RequestError("too many grammars are waiting to be checked; try again later")
+            message = "too many grammars are waiting to be checked; try again later"
+            raise OverloadedError(message, reason="grammars", retry_after=QUEUE_SECONDS)
         process = None
         try:
             with self._lock:

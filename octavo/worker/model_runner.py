@@ -25,7 +25,7 @@ from octavo.backends.base import (
     SampleRows,
 )
 from octavo.config import LogprobsMode
-from octavo.exceptions import RequestError
+from octavo.exceptions import RequestError, ValidationError
 from octavo.messages import CachedRequestData, ModelRunnerOutput, RequestFault, SchedulerOutput, TokenLogprobs
 from octavo.structured_output.bank import GrammarBank
 from octavo.worker.block_tables import BlockTables
@@ -36,9 +36,12 @@ from octavo.worker.sample.rows import masked, sample_rows
 from octavo.worker.siblings import sibling_rows
 
 PREPARING = "preparing its input"
-NO_TOKEN = {
-    NOT_FINITE: "the model returned NaN or infinite logits",
-    NOTHING_ALLOWED: "no token is left: the request excludes all that the grammar of structured_outputs allows",
+NO_TOKEN: dict[int, RequestError | ValidationError] = {
+    NOT_FINITE: RequestError("the model returned NaN or infinite logits"),
+    NOTHING_ALLOWED: ValidationError(
+        "no token is left: the request excludes all that the grammar of structured_outputs allows",
+        parameter="structured_outputs",
+    ),
 }
 
 
@@ -224,7 +227,7 @@ class ModelRunner:
                 continue
             try:
                 if token_id < 0:
-                    raise RequestError(NO_TOKEN[token_id])
+                    raise NO_TOKEN[token_id]
                 self._constraints.take(request_id, token_id)
             except Exception as error:
                 self._fail(request_id, error, output)
@@ -280,7 +283,7 @@ class ModelRunner:
         if request_id in self._failed:
             return
         if (sampled.token_ids[first : first + span.count] < 0).any():
-            self._fail(request_id, RequestError(NO_TOKEN[NOT_FINITE]), output)
+            self._fail(request_id, NO_TOKEN[NOT_FINITE], output)
             return
         sampler, results = self._states.samplers[span.row], range(first, first + span.count)
         assert sampler is not None

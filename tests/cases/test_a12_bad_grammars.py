@@ -133,3 +133,27 @@ def test_a_schema_through_response_format_streams_valid_json(live_server: Runnin
         choice = body["choices"][0]
         if choice["finish_reason"] == "stop":
             assert set(json.loads(choice["message"]["content"])) == {"city", "population"}
+
+
+def test_constraints_that_leave_no_token_are_a_400_too_though_only_the_run_shows_it(live_server: RunningServer) -> None:
+    fields = {"prompt": "x", "allowed_token_ids": [28], "structured_outputs": {"regex": "[0-9]+"}}
+    refused(ask(live_server, **fields), "structured_outputs", "no token is left")
+    stream = ask(live_server, **fields, stream=True)
+    event, done = stream.text.split("\n\n")[:2]
+    assert json.loads(event.removeprefix("data: "))["error"]["code"] == 400
+    assert done == "data: [DONE]"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"repetition_detection": {"max_pattern_size": 2, "min_count": 2**64}}, "repetition_detection"),
+        ({"stream_interval": 2**64}, "stream_interval"),
+        ({"top_k": 2**64}, "top_k"),
+        ({"vllm_xargs": {"a": 2**64}}, "extra_args"),
+    ],
+)
+def test_numbers_that_no_message_carries_are_refused(
+    live_server: RunningServer, fields: dict[str, Any], param: str
+) -> None:
+    refused(ask(live_server, prompt="x", **fields), param, "")

@@ -14,7 +14,7 @@ from octavo.core.request import Request
 from octavo.engine.core import EngineCore
 from octavo.engine.model_limits import apply_model_limits
 from octavo.engine.output_collector import OutputCollector
-from octavo.exceptions import InvariantError, RequestError
+from octavo.exceptions import InvariantError, RequestError, ValidationError
 from octavo.executor.factory import make_executor
 from octavo.messages import (
     EngineCoreOutput,
@@ -237,6 +237,10 @@ def test_a_fault_tells_the_client_little_and_the_log_all() -> None:
     assert fault.cause.encode()  # no lone surrogate
     assert len(fault.cause) < MAX_CAUSE + 200
     assert RequestFault.of(RequestError("no token is left"), "sampling") == RequestFault("no token is left")
+    refused = RequestFault.of(ValidationError("no token is left", parameter="bad_words"), "sampling")
+    assert refused == RequestFault("no token is left", refused=True, parameter="bad_words")
+    assert isinstance(refused.exception("words"), ValidationError)
+    assert isinstance(RequestFault("no token is left").exception("words"), RequestError)
 
     class Silent(Exception):
         def __str__(self) -> str:

@@ -10,7 +10,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from octavo.exceptions import RequestError
+from octavo.exceptions import RequestError, ValidationError
 from octavo.structured_output.bank import MAX_GRAMMARS, GrammarBank
 from octavo.structured_output.cache import LruCache
 from octavo.structured_output.translate import OPTIONS
@@ -132,7 +132,7 @@ def test_a_grammar_that_is_slow_to_follow_ends_its_request(bank: GrammarBank, mo
     matcher, mask = bank.matcher(text("/a*/"), []), np.zeros(bank.mask_words, np.uint32)
     matcher.fill(mask)
     matcher.fill(mask)
-    with pytest.raises(RequestError, match="too much work for every token"):
+    with pytest.raises(ValidationError, match="too much work for every token"):
         matcher.fill(mask)
 
 

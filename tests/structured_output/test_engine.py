@@ -161,6 +161,8 @@ def test_nothing_left_ends_that_request_alone(engine: LLMEngine, caplog: pytest.
     stuck, other = run(engine, sampling(Params(regex="b+"), allowed_token_ids=[a]), sampling(Params(regex="b{3}")))
     assert stuck.finish_reason == FinishReason.ERROR
     assert "no token is left" in str(stuck.stop_reason)
+    assert stuck.fault is not None
+    assert isinstance(stuck.fault.exception("x"), ValidationError)
     assert (other.text, other.finish_reason) == ("bbb", FinishReason.STOP)
 
 

@@ -213,11 +213,11 @@ def test_bad_logits_fail_one_request_alone(alone, value):
     everyone = {"r0": 1, "r1": 1, "r3": 1}
     driver.step(everyone)
     out = driver.step(everyone)
-    assert out.errors == {"r1": RequestFault(NO_TOKEN[-1])}
+    assert out.errors == {"r1": RequestFault(str(NO_TOKEN[-1]))}
     assert set(out.sampled_token_ids) == {"r0", "r3"}
     # The plan that was in flight still names it: the error again, and no harm to the others.
     out = driver.step(everyone)
-    assert out.errors == {"r1": RequestFault(NO_TOKEN[-1])}
+    assert out.errors == {"r1": RequestFault(str(NO_TOKEN[-1]))}
     out = driver.step({"r0": 1, "r3": 1}, finished_request_ids=["r1"])
     assert out.errors == {}
     for _ in range(OUTPUT - 5):
@@ -235,7 +235,7 @@ def test_bad_prompt_logits_fail_without_partial_logprobs(prompt_rows, call):
     out = Driver(runner).step(
         {"r": len(PROMPTS[4])}, [new_request("r", PROMPTS[4], PARAMS[4], block_ids=all_blocks(0))]
     )
-    assert out.errors == {"r": RequestFault(NO_TOKEN[-1])}
+    assert out.errors == {"r": RequestFault(str(NO_TOKEN[-1]))}
     assert out.prompt_logprobs == {}
     assert out.sampled_token_ids == {}
 
@@ -254,7 +254,7 @@ def test_a_nan_weight_row_reaches_only_requests_that_read_it():
             new_request("bad", bad, params, block_ids=all_blocks(1)),
         ],
     )
-    assert out.errors == {"bad": RequestFault(NO_TOKEN[-1])}
+    assert out.errors == {"bad": RequestFault(str(NO_TOKEN[-1]))}
     assert list(out.sampled_token_ids) == ["good"]
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from octavo.backends.base import SAMPLE_ROW, FloatArray, Int32Array, SampleRows
 from octavo.config import LogprobsMode
-from octavo.exceptions import RequestError
+from octavo.exceptions import ValidationError
 from octavo.messages import NewRequestData, TokenLogprobs
 from octavo.worker.sample import allowed_token_ids, bad_words, logit_bias, min_tokens, penalties, thinking_budget
 from octavo.worker.sample.draw import MASK64
@@ -80,7 +80,7 @@ class RequestSampler:
     def adjust(self, raw: FloatArray, token_ids: Int32Array, num_prompt_tokens: int, row: FloatArray) -> None:
         """Fill ``row`` with ``raw`` (float32 ``[vocab_size]``, finite) after the processors.
 
-        ``token_ids`` is prompt + output, int32. Raises RequestError when the request's own masks exclude every token
+        ``token_ids`` is prompt + output, int32. Raises ValidationError when the request's own masks exclude every token
         or its penalties overflow.
         """
         row[:] = raw
@@ -88,9 +88,9 @@ class RequestSampler:
             processor.apply(row, token_ids, num_prompt_tokens)
         highest = row.max()
         if highest == -np.inf:
-            raise RequestError("no token is left: allowed_token_ids, bad_words and min_tokens exclude them all")
+            raise ValidationError("no token is left: allowed_token_ids, bad_words and min_tokens exclude them all")
         if not np.isfinite(highest):
-            raise RequestError("the penalties of this request overflow float32")
+            raise ValidationError("the penalties of this request overflow float32")
 
     def logprobs(self, mode: LogprobsMode, raw: FloatArray, adjusted: FloatArray, token_id: int) -> TokenLogprobs:
         """What ``token_id``, chosen from ``adjusted`` (which was ``raw``), and the others that are asked for come with.

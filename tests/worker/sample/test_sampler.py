@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from octavo.backends.base import SampledRows, SampleRows
 from octavo.backends.cpu import _kernels
-from octavo.exceptions import RequestError
+from octavo.exceptions import ValidationError
 from octavo.messages import NewRequestData, SamplingParams, TokenLogprobs
 from octavo.worker.sample.rows import sample_rows
 from octavo.worker.sample.sampler import RequestSampler
@@ -137,10 +137,10 @@ def test_allowed_ids_and_bias_and_their_order():
 def test_masks_that_leave_nothing_and_penalties_that_overflow_are_errors():
     tokens = np.array([1, 2], np.int32)
     nothing = sampler(SamplingParams(allowed_token_ids=[4], stop_token_ids=[4], min_tokens=1))
-    with pytest.raises(RequestError, match="no token is left"):
+    with pytest.raises(ValidationError, match="no token is left"):
         nothing.adjust(random_row(), tokens, 2, np.empty(VOCAB, np.float32))
     overflow = sampler(SamplingParams(repetition_penalty=1e-6))
-    with np.errstate(all="ignore"), pytest.raises(RequestError, match="overflow"):
+    with np.errstate(all="ignore"), pytest.raises(ValidationError, match="overflow"):
         overflow.adjust(np.abs(random_row(spread=1e35)), tokens, 2, np.empty(VOCAB, np.float32))
 
 
