@@ -171,14 +171,15 @@ void bind_program(nb::module_& m) {
            },
            "parts"_a, "bias"_a)
       .def("begin_rows", &Program::begin_rows, "per_token"_a)
-      .def("add_embed", &Program::add_embed, "table"_a, "out"_a)
+      .def("add_embed", &Program::add_embed, "table"_a, "scale"_a, "out"_a)
       .def("add_rms_norm",
-           [](Program& p, Place x, uintptr_t weight, float eps, Place out, int64_t width) {
-             p.add_rms_norm(x, pointer<float>(weight), eps, out, width);
+           [](Program& p, Place x, uintptr_t weight, float eps, Place out, int64_t groups, int64_t width) {
+             p.add_rms_norm(x, pointer<float>(weight), eps, out, groups, width);
            },
-           "x"_a, "weight"_a, "eps"_a, "out"_a, "width"_a)
+           "x"_a, "weight"_a, "eps"_a, "out"_a, "groups"_a, "width"_a)
       .def("add_add", &Program::add_add, "a"_a, "b"_a, "out"_a, "width"_a)
       .def("add_silu_mul", &Program::add_silu_mul, "x"_a, "out"_a, "width"_a)
+      .def("add_gelu_mul", &Program::add_gelu_mul, "x"_a, "out"_a, "width"_a)
       .def("add_gather", &Program::add_gather, "x"_a, "out"_a, "width"_a)
       .def("add_rope_table", &Program::add_rope_table, "inv_freq"_a, "factor"_a, "out"_a)
       .def("add_rope", &Program::add_rope, "x"_a, "out"_a, "table"_a, "heads"_a, "head_dim"_a, "pairs"_a)

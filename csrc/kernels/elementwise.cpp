@@ -39,6 +39,22 @@ static void silu_mul(const float* x, int64_t ldx, float* y, int64_t ldy, int64_t
   }
 }
 
+static void gelu_mul(const float* x, int64_t ldx, float* y, int64_t ldy, int64_t rows, int64_t width) {
+  for (int64_t row = 0; row < rows; row++, x += ldx, y += ldy) {
+    map_row(y, width, [=](int64_t i, int64_t n) __attribute__((always_inline)) {
+      return gelu(load_lanes(x + i, n)) * load_lanes(x + width + i, n);
+    });
+  }
+}
+
+static void scale(float* x, int64_t ldx, float factor, int64_t rows, int64_t width) {
+  for (int64_t row = 0; row < rows; row++, x += ldx) {
+    map_row(x, width, [=](int64_t i, int64_t n) __attribute__((always_inline)) {
+      return load_lanes(x + i, n) * splat(factor);
+    });
+  }
+}
+
 /// Turns n <= 16 pairs (x[i], x[pairs + i]) by the angles whose cosines and sines are given.
 OCTAVO_INLINE void turn_pairs(const float* x, int64_t pairs, const float* cosine, const float* sine, float* y,
                               int64_t n) {
@@ -63,6 +79,6 @@ static void rope(const float* x, int64_t heads, int64_t head_dim, int64_t pairs,
   }
 }
 
-const ElementwiseKernels kElementwiseKernels = {rms_norm, add, silu_mul, rope};
+const ElementwiseKernels kElementwiseKernels = {rms_norm, add, silu_mul, gelu_mul, scale, rope};
 
 }  // namespace octavo::OCTAVO_ISA

@@ -30,4 +30,9 @@ OCTAVO_INLINE float norm_factor(const float* x, int64_t width, float eps) {
 /// silu(gate) * up
 OCTAVO_INLINE f32x16 gated(f32x16 gate, f32x16 up) { return gate / (1.0f + exponential(-gate)) * up; }
 
+/// x / 2 * (1 + tanh(z)) with z = sqrt(2 / pi) * (x + 0.044715 x^3), which is x / (1 + exp(-2z)).
+OCTAVO_INLINE f32x16 gelu(f32x16 x) {
+  return x / (1.0f + exponential(-1.5957691216057308f * (x + 0.044715f * (x * x * x))));
+}
+
 }  // namespace octavo::OCTAVO_ISA

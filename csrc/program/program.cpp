@@ -78,13 +78,13 @@ void Program::add_wide_stage(const char* name, std::unique_ptr<WideStage> stage)
   phases_.back().wide = std::move(stage);
 }
 
-void Program::add_embed(int64_t table, Place out) {
-  add_row_stage("embed", std::make_unique<EmbedStage>(*kernels_.linear, linears_.at(table), view(out)));
+void Program::add_embed(int64_t table, float scale, Place out) {
+  add_row_stage("embed", std::make_unique<EmbedStage>(kernels_, linears_.at(table), scale, view(out)));
 }
 
-void Program::add_rms_norm(Place x, const float* weight, float eps, Place out, int64_t width) {
-  add_row_stage("rms_norm",
-                std::make_unique<RmsNormStage>(*kernels_.elementwise, view(x), weight, eps, view(out), width));
+void Program::add_rms_norm(Place x, const float* weight, float eps, Place out, int64_t groups, int64_t width) {
+  add_row_stage("rms_norm", std::make_unique<RmsNormStage>(*kernels_.elementwise, view(x), weight, eps, view(out),
+                                                           groups, width));
 }
 
 void Program::add_add(Place a, Place b, Place out, int64_t width) {
@@ -93,6 +93,10 @@ void Program::add_add(Place a, Place b, Place out, int64_t width) {
 
 void Program::add_silu_mul(Place x, Place out, int64_t width) {
   add_row_stage("silu_mul", std::make_unique<SiluMulStage>(*kernels_.elementwise, view(x), view(out), width));
+}
+
+void Program::add_gelu_mul(Place x, Place out, int64_t width) {
+  add_row_stage("gelu_mul", std::make_unique<GeluMulStage>(*kernels_.elementwise, view(x), view(out), width));
 }
 
 void Program::add_gather(Place x, Place out, int64_t width) {

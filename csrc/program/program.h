@@ -35,10 +35,11 @@ class Program {
 
   /// Starts a phase of row stages over the tokens or the logit rows of a step.
   void begin_rows(bool per_token);
-  void add_embed(int64_t table, Place out);
-  void add_rms_norm(Place x, const float* weight, float eps, Place out, int64_t width);
+  void add_embed(int64_t table, float scale, Place out);
+  void add_rms_norm(Place x, const float* weight, float eps, Place out, int64_t groups, int64_t width);
   void add_add(Place a, Place b, Place out, int64_t width);
   void add_silu_mul(Place x, Place out, int64_t width);
+  void add_gelu_mul(Place x, Place out, int64_t width);
   void add_gather(Place x, Place out, int64_t width);
   void add_rope_table(std::vector<float> inv_freq, float factor, Place out);
   void add_rope(Place x, Place out, Place table, int64_t heads, int64_t head_dim, int64_t pairs);

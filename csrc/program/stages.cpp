@@ -6,11 +6,16 @@
 namespace octavo {
 
 void EmbedStage::run(const Step& step, int64_t first, int64_t last) const {
-  kernels_.embed_rows(table_, step.token_ids + first, last - first, out_.row(first), out_.stride);
+  kernels_.linear->embed_rows(table_, step.token_ids + first, last - first, out_.row(first), out_.stride);
+  if (scale_ != 1.0f) kernels_.elementwise->scale(out_.row(first), out_.stride, scale_, last - first, table_.k);
 }
 
 void RmsNormStage::run(const Step&, int64_t first, int64_t last) const {
-  kernels_.rms_norm(x_.row(first), x_.stride, weight_, eps_, out_.row(first), out_.stride, last - first, width_);
+  for (int64_t group = 0; group < groups_; group++) {
+    const int64_t at = group * width_;
+    kernels_.rms_norm(x_.row(first) + at, x_.stride, weight_, eps_, out_.row(first) + at, out_.stride, last - first,
+                      width_);
+  }
 }
 
 void AddStage::run(const Step&, int64_t first, int64_t last) const {
@@ -19,6 +24,10 @@ void AddStage::run(const Step&, int64_t first, int64_t last) const {
 
 void SiluMulStage::run(const Step&, int64_t first, int64_t last) const {
   kernels_.silu_mul(x_.row(first), x_.stride, out_.row(first), out_.stride, last - first, width_);
+}
+
+void GeluMulStage::run(const Step&, int64_t first, int64_t last) const {
+  kernels_.gelu_mul(x_.row(first), x_.stride, out_.row(first), out_.stride, last - first, width_);
 }
 
 void GatherStage::run(const Step& step, int64_t first, int64_t last) const {

@@ -45,20 +45,23 @@ class WideStage {
 
 class EmbedStage final : public RowStage {
  public:
-  EmbedStage(const LinearKernels& kernels, const Linear& table, View out)
-      : kernels_(kernels), table_(table), out_(out) {}
+  EmbedStage(const KernelTable& kernels, const Linear& table, float scale, View out)
+      : kernels_(kernels), table_(table), scale_(scale), out_(out) {}
   void run(const Step& step, int64_t first, int64_t last) const override;
 
  private:
-  const LinearKernels& kernels_;
+  const KernelTable& kernels_;
   const Linear& table_;
+  float scale_;
   View out_;
 };
 
+/// Each of the `groups` parts of a row, `width` wide, alone.
 class RmsNormStage final : public RowStage {
  public:
-  RmsNormStage(const ElementwiseKernels& kernels, View x, const float* weight, float eps, View out, int64_t width)
-      : kernels_(kernels), x_(x), weight_(weight), eps_(eps), out_(out), width_(width) {}
+  RmsNormStage(const ElementwiseKernels& kernels, View x, const float* weight, float eps, View out, int64_t groups,
+               int64_t width)
+      : kernels_(kernels), x_(x), weight_(weight), eps_(eps), out_(out), groups_(groups), width_(width) {}
   void run(const Step& step, int64_t first, int64_t last) const override;
 
  private:
@@ -67,7 +70,7 @@ class RmsNormStage final : public RowStage {
   const float* weight_;
   float eps_;
   View out_;
-  int64_t width_;
+  int64_t groups_, width_;
 };
 
 class AddStage final : public RowStage {
@@ -85,6 +88,18 @@ class AddStage final : public RowStage {
 class SiluMulStage final : public RowStage {
  public:
   SiluMulStage(const ElementwiseKernels& kernels, View x, View out, int64_t width)
+      : kernels_(kernels), x_(x), out_(out), width_(width) {}
+  void run(const Step& step, int64_t first, int64_t last) const override;
+
+ private:
+  const ElementwiseKernels& kernels_;
+  View x_, out_;
+  int64_t width_;
+};
+
+class GeluMulStage final : public RowStage {
+ public:
+  GeluMulStage(const ElementwiseKernels& kernels, View x, View out, int64_t width)
       : kernels_(kernels), x_(x), out_(out), width_(width) {}
   void run(const Step& step, int64_t first, int64_t last) const override;
 

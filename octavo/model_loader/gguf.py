@@ -1,8 +1,8 @@
 """A GGUF file as a Checkpoint: metadata becomes a HF-style config, tensor names become HF names.
 
 Files of the ``llama`` architecture hold the rows of Q and K interleaved (pair j in rows 2j and 2j + 1 of a head). They
-are put back into the half-split order of HF checkpoints here, as whole rows, hence without loss. Knows no block
-formats.
+are put back into the half-split order of HF checkpoints here, as whole rows, hence without loss. Files of ``gemma3``
+hold the weights of norms plus one, which is taken off. Knows no block formats.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,8 @@ from octavo.exceptions import FormatError, UnsupportedModel
 from octavo.formats.gguf import GGUFFile
 from octavo.quantization.base import Weight
 from octavo.quantization.schemes import gguf as scheme
-from octavo.quantization.schemes.unquantized import Dtype
+from octavo.quantization.schemes.unquantized import Dtype, plus
 
-# general.architecture -> (HF architecture, whether Q and K are interleaved)
-_ARCHITECTURES = {"llama": ("LlamaForCausalLM", True), "qwen2": ("Qwen2ForCausalLM", False)}
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYER = {
     "attn_norm": "input_layernorm",
@@ -35,17 +34,41 @@ _LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_GEMMA_NORMS = {
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Architecture:
+    """What is particular to files of one ``general.architecture``; ``hf_name`` is the HF architecture."""
+
+    hf_name: str
+    layer_names: Mapping[str, str] = field(default_factory=lambda: _LAYER)
+    interleaved: bool = False  # rows of Q and K
+    norms_plus_one: bool = False
+
+
+_ARCHITECTURES = {
+    "gemma3": _Architecture("Gemma3ForCausalLM", _LAYER | _GEMMA_NORMS, norms_plus_one=True),
+    "llama": _Architecture("LlamaForCausalLM", interleaved=True),
+    "qwen2": _Architecture("Qwen2ForCausalLM"),
+}
 _NAME = re.compile(r"(?:blk\.(\d+)\.)?([a-z_]+)\.(weight|bias)")
 _ROPE_FACTORS = "rope_freqs.weight"
 
 
-def hf_name(name: str) -> str:
+def hf_name(name: str, layer_names: Mapping[str, str]) -> str:
     """``blk.3.attn_q.weight`` -> ``model.layers.3.self_attn.q_proj.weight``; names it does not know stay."""
     match = _NAME.fullmatch(name)
     if match is None:
         return name
     layer, module, kind = match.groups()
-    known = (_TOP if layer is None else _LAYER).get(module)
+    known = (_TOP if layer is None else layer_names).get(module)
     if known is None:
         return name
     return f"{known}.{kind}" if layer is None else f"model.layers.{layer}.{known}.{kind}"
@@ -58,16 +81,16 @@ class GGUFCheckpoint:
         self.path = self.config_source = path
         file = GGUFFile(path)
         self._metadata = file.metadata
-        self._tensors = {hf_name(name): tensor for name, tensor in file.tensors.items()}
         self._arch = self._read("general.architecture", str)
         if self._arch not in _ARCHITECTURES:
             known = ", ".join(sorted(_ARCHITECTURES))
             raise UnsupportedModel(f"{path}: architecture {self._arch!r} is not one of {known}")
-        architecture, interleaved = _ARCHITECTURES[self._arch]
-        self.config: Mapping[str, Any] = self._hf_config(architecture)
+        known_as = self._known_as = _ARCHITECTURES[self._arch]
+        self._tensors = {hf_name(name, known_as.layer_names): tensor for name, tensor in file.tensors.items()}
+        self.config: Mapping[str, Any] = self._hf_config(known_as.hf_name)
         self._tensors.pop(_ROPE_FACTORS, None)
         heads = {"q_proj": self.config["num_attention_heads"], "k_proj": self.config["num_key_value_heads"]}
-        self._interleaved_heads: dict[str, int] = heads if interleaved else {}
+        self._interleaved_heads: dict[str, int] = heads if known_as.interleaved else {}
 
     def names(self) -> Collection[str]:
         return self._tensors.keys()
@@ -93,7 +116,10 @@ class GGUFCheckpoint:
         heads = self._interleaved_heads.get(name.split(".")[-2])
         if heads is not None:
             rows = half_split_rows(rows, heads)
-        return scheme.from_blocks(rows, tensor.type, tensor.shape, dtype)
+        weight = scheme.from_blocks(rows, tensor.type, tensor.shape, dtype)
+        if self._known_as.norms_plus_one and name.endswith("norm.weight"):
+            return plus(weight, -1.0)
+        return weight
 
     def _read(self, key: str, kind: type, default: Any = None) -> Any:
         value = self._metadata.get(key, default)
@@ -129,7 +155,12 @@ class GGUFCheckpoint:
             "rope_parameters": self._rope_parameters(head_dim),
         }
         if window := self._metadata.get(f"{arch}.attention.sliding_window"):
-            config |= {"sliding_window": window, "use_sliding_window": True}
+            config |= {"sliding_window": window, "use_sliding_window": True, "max_window_layers": 0}
+        pattern = self._metadata.get(f"{arch}.attention.sliding_window_pattern")
+        if isinstance(pattern, list):  # whether each layer slides
+            config["layer_types"] = ["sliding_attention" if slides else "full_attention" for slides in pattern]
+        elif pattern is not None:
+            config["sliding_window_pattern"] = pattern
         return config
 
     def _rope_parameters(self, head_dim: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from octavo.model_loader.checkpoint import Checkpoint
 from octavo.models.family import WeightMap
 from octavo.program import Program
 from octavo.quantization.base import LazyWeights, Weight
-from octavo.quantization.schemes.unquantized import Dtype
+from octavo.quantization.schemes.unquantized import Dtype, plus
 
 _READERS = ("model_loader", "models", "quantization")  # the packages that decide what values come of a file
 
@@ -50,7 +50,8 @@ def load_weights(
     """The parameters, to be read when asked for. Tied ones are the same tuple as the parameter they share."""
 
     def load(name: str) -> tuple[Weight, ...]:
-        return tuple(checkpoint.load(source, dtype) for source in sources[name])
+        parts = tuple(checkpoint.load(source, dtype) for source in sources[name])
+        return tuple(plus(part, 1.0) for part in parts) if weight_map.adds_one(name) else parts
 
     tied = {name: weight_map.tied[name] for name in program.weights if name not in sources}
     files = checkpoint.files()

@@ -6,7 +6,7 @@ Knows HF config keys (transformers 4 and 5) and no checkpoint bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,12 @@ class DecoderConfig:
     rms_norm_eps: float
     tie_word_embeddings: bool
     rope: Rope
+    window: int | None = None  # tokens that a token sees at most in a layer that slides, itself included
+    full_layers: Collection[int] = ()  # those that do not slide
+
+    def window_of(self, layer: int) -> int | None:
+        """The sliding window of ``layer``; None: its tokens see all before them."""
+        return None if layer in self.full_layers else self.window
 
     @property
     def q_size(self) -> int:
@@ -107,14 +113,26 @@ def read_window(hf: HF) -> int | None:
     return None if hf.get("sliding_window") is None else read_size(hf, "sliding_window")
 
 
-def decoder_fields(hf: HF, *, window: int | None) -> dict[str, Any]:
-    """The fields of DecoderConfig. ``window``: sliding window, beyond which positions are refused, or None.
+def read_full_layers(hf: HF, default: Collection[int]) -> Collection[int]:
+    """Layers whose attention is full by ``layer_types``, or ``default`` where that is missing."""
+    types = read(hf, "layer_types", list, [])
+    if not types:
+        return default
+    if len(types) != read_size(hf, "num_hidden_layers"):
+        raise FormatError("config", f"{len(types)} types of {hf['num_hidden_layers']} layers", key="layer_types")
+    if unknown := [one for one in types if one not in ("full_attention", "sliding_attention")]:
+        raise UnsupportedModel(f"layer_types: {unknown[0]!r:.80} is neither full_attention nor sliding_attention")
+    return frozenset(layer for layer, one in enumerate(types) if one == "full_attention")
 
-    Within the window, sliding-window attention is full attention; so the context is cut at the window.
+
+def decoder_fields(hf: HF, *, activation: str = "silu") -> dict[str, Any]:
+    """The fields of DecoderConfig, all layers full. ``activation`` is that of the family's MLP.
+
     Raises FormatError, or UnsupportedModel for activations and rope types octavo lacks.
     """
-    if (act := read(hf, "hidden_act", str, "silu")) != "silu":
-        raise UnsupportedModel(f"hidden_act = {act!r}: only 'silu' is supported")
+    key = "hidden_act" if "hidden_act" in hf else "hidden_activation"
+    if (act := read(hf, key, str, activation)) != activation:
+        raise UnsupportedModel(f"{key} = {act!r}: only {activation!r} is supported")
     hidden, heads = read_size(hf, "hidden_size"), read_size(hf, "num_attention_heads")
     head_dim = read_size(hf, "head_dim", hidden // heads, most=_MAX_HEAD_DIM)
     kv_heads = read_size(hf, "num_key_value_heads", heads)
@@ -129,7 +147,7 @@ def decoder_fields(hf: HF, *, window: int | None) -> dict[str, Any]:
         "num_kv_heads": kv_heads,
         "head_dim": head_dim,
         "vocab_size": read_size(hf, "vocab_size"),
-        "max_position": min(max_position, window) if window else max_position,
+        "max_position": max_position,
         "rms_norm_eps": read_positive(hf, "rms_norm_eps", 1e-6),
         "tie_word_embeddings": read(hf, "tie_word_embeddings", bool, False),
         "rope": read_rope(hf, head_dim, max_position),
@@ -234,7 +252,7 @@ def attention(b: ProgramBuilder, x: Value, c: DecoderConfig, layer: int, *, qkv_
     qkv = b.linear(x, f"layers.{layer}.qkv", c.q_size + 2 * c.kv_size, bias=qkv_bias)
     q, k, v = b.split(qkv, c.q_size, c.kv_size, c.kv_size)
     q, k = b.rope(q, k, b.positions, c.rope)
-    a = b.attention(q, k, v, layer=layer)
+    a = b.attention(q, k, v, layer=layer, window=c.window_of(layer))
     return b.linear(a, f"layers.{layer}.o", c.hidden_size, bias=o_bias)
 
 

@@ -10,6 +10,7 @@ from octavo.models.family import Family
 from octavo.utils.registry import resolve
 
 FAMILIES = {
+    "Gemma3ForCausalLM": "octavo.models.families.gemma3:FAMILY",
     "LlamaForCausalLM": "octavo.models.families.llama:FAMILY",
     "MistralForCausalLM": "octavo.models.families.llama:FAMILY",
     "Qwen2ForCausalLM": "octavo.models.families.qwen2:FAMILY",

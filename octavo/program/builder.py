@@ -31,9 +31,10 @@ class ProgramBuilder:
         self._weights: dict[str, WeightSpec] = {}
         self._next_id = 3
 
-    def embed(self, token_ids: Value, name: str, width: int) -> Value:
-        """Rows of the table ``name`` [vocab_size, width]."""
-        return self._one("embed", (token_ids,), {"table": self._weight(name, self.vocab_size, width)})
+    def embed(self, token_ids: Value, name: str, width: int, *, scale: float = 1.0) -> Value:
+        """Rows of the table ``name`` [vocab_size, width], times ``scale``."""
+        table = {"table": self._weight(name, self.vocab_size, width)}
+        return self._one("embed", (token_ids,), table, {"scale": scale})
 
     def linear(self, x: Value, name: str, out_features: int, *, bias: bool = False) -> Value:
         """``x @ name.T``, plus ``name.bias`` [out_features] when ``bias``; ``name`` is [out_features, x.width]."""
@@ -42,9 +43,10 @@ class ProgramBuilder:
             weights["bias"] = self._weight(f"{name}.bias", out_features)
         return self._one("linear", (x,), weights)
 
-    def rms_norm(self, x: Value, name: str, eps: float) -> Value:
-        """RMS norm over each row, scaled by ``name`` [x.width]."""
-        return self._one("rms_norm", (x,), {"weight": self._weight(name, x.width)}, {"eps": eps})
+    def rms_norm(self, x: Value, name: str, eps: float, *, groups: int = 1) -> Value:
+        """RMS norm over each of ``groups`` equal parts of each row, scaled by ``name`` [x.width / groups]."""
+        weight = {"weight": self._weight(name, x.width // groups)}
+        return self._one("rms_norm", (x,), weight, {"eps": eps, "groups": groups})
 
     def add(self, a: Value, b: Value) -> Value:
         """``a + b``."""
@@ -79,6 +81,10 @@ class ProgramBuilder:
     def silu_mul(self, x: Value) -> Value:
         """``silu(gate) * up`` of x = [gate | up]."""
         return self._one("silu_mul", (x,))
+
+    def gelu_mul(self, x: Value) -> Value:
+        """``gelu(gate) * up`` of x = [gate | up], gelu by its approximation with tanh."""
+        return self._one("gelu_mul", (x,))
 
     def rows(self, x: Value, logit_rows: Value) -> Value:
         """The chosen rows of x."""

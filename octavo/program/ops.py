@@ -51,7 +51,7 @@ def _require(ok: bool, op: str, rule: str) -> None:
 
 
 def _embed(i: Mapping[str, Value], w: Mapping[str, WeightSpec], a: Mapping[str, Any]) -> tuple[Shape, ...]:
-    """``out[t] = table[token_ids[t]]``. token_ids [T] int32, table [V, H] -> [T, H].
+    """``out[t] = table[token_ids[t]] * scale``. token_ids [T] int32, table [V, H] -> [T, H]. ``scale`` is a float.
 
     Ids are in 0..V-1 (the engine checks them at admission).
     """
@@ -73,10 +73,13 @@ def _linear(i: Mapping[str, Value], w: Mapping[str, WeightSpec], a: Mapping[str,
 def _rms_norm(i: Mapping[str, Value], w: Mapping[str, WeightSpec], a: Mapping[str, Any]) -> tuple[Shape, ...]:
     """``out = x / sqrt(mean(x * x) + eps) * weight`` over each row. x [T|R, H], weight [H] -> [T|R, H].
 
+    With more than one of ``groups``, over each of so many equal parts of a row, weight [H / groups] serving them all.
     Zhang and Sennrich, 2019. The mean is at least float32.
     """
-    x = i["x"]
-    _require(w["weight"].shape == (x.width,), "rms_norm", f"weight {w['weight'].name} is not [{x.width}]")
+    x, groups = i["x"], a["groups"]
+    _require(groups >= 1 and x.width % groups == 0, "rms_norm", f"{groups} groups of {x.width} columns")
+    width = x.width // groups
+    _require(w["weight"].shape == (width,), "rms_norm", f"weight {w['weight'].name} is not [{width}]")
     return (x.shape,)
 
 
@@ -135,15 +138,23 @@ def _silu_mul(i: Mapping[str, Value], w: Mapping[str, WeightSpec], a: Mapping[st
     return ((x.shape[0], x.width // 2),)
 
 
+def _gelu_mul(i: Mapping[str, Value], w: Mapping[str, WeightSpec], a: Mapping[str, Any]) -> tuple[Shape, ...]:
+    """``out = gelu(gate) * up`` with x = [gate | up], ``gelu(z) = z / 2 * (1 + tanh(sqrt(2 / pi) * (z + 0.044715 *
+    z^3)))``. x [T, 2I] -> [T, I]. Hendrycks and Gimpel, 2016 (the approximation)."""
+    x = i["x"]
+    _require(x.width % 2 == 0, "gelu_mul", f"width {x.width} is odd")
+    return ((x.shape[0], x.width // 2),)
+
+
 def _rows(i: Mapping[str, Value], w: Mapping[str, WeightSpec], a: Mapping[str, Any]) -> tuple[Shape, ...]:
     """``out[r] = x[logit_rows[r]]``. x [T, H], logit_rows [R] int32 -> [R, H]."""
     return ((i["logit_rows"].shape[0], i["x"].width),)
 
 
 _TABLE = (
-    OpSpec("embed", _embed, inputs=("token_ids",), weights=("table",)),
+    OpSpec("embed", _embed, inputs=("token_ids",), weights=("table",), attrs=("scale",)),
     OpSpec("linear", _linear, inputs=("x",), weights=("weight",), optional_weights=("bias",)),
-    OpSpec("rms_norm", _rms_norm, inputs=("x",), weights=("weight",), attrs=("eps",)),
+    OpSpec("rms_norm", _rms_norm, inputs=("x",), weights=("weight",), attrs=("eps", "groups")),
     OpSpec("add", _add, inputs=("a", "b")),
     OpSpec("split", _split, inputs=("x",), attrs=("widths",)),
     OpSpec("rope", _rope, inputs=("q", "k", "positions"), attrs=("rope",)),
@@ -154,6 +165,7 @@ _TABLE = (
         attrs=("layer", "num_heads", "num_kv_heads", "head_dim", "scale", "window"),
     ),
     OpSpec("silu_mul", _silu_mul, inputs=("x",)),
+    OpSpec("gelu_mul", _gelu_mul, inputs=("x",)),
     OpSpec("rows", _rows, inputs=("x", "logit_rows")),
 )
 

@@ -79,6 +79,13 @@ def _residual(b: ProgramBuilder) -> Value:
     return b.rows(b.add(x, b.linear(b.rms_norm(x, "norm", 1e-6), "w", b.vocab_size)), b.logit_rows)
 
 
+def _grouped_norm(b: ProgramBuilder) -> Value:
+    """In the middle of a row, beside columns that must stay."""
+    before, x, after = b.split(b.embed(b.token_ids, "t", 3 * b.vocab_size), *[b.vocab_size] * 3)
+    x = b.add(b.rms_norm(x, "norm", 1e-5, groups=3), b.add(before, after))
+    return b.rows(x, b.logit_rows)
+
+
 def _add(b: ProgramBuilder) -> Value:
     x, y = b.embed(b.token_ids, "a", b.vocab_size), b.embed(b.token_ids, "b", b.vocab_size)
     return b.rows(b.add(x, b.add(x, y)), b.logit_rows)
@@ -98,18 +105,26 @@ def _rows_of(op: Callable[[ProgramBuilder], Value]) -> Callable[[ProgramBuilder]
 
 
 CASES: dict[str, list[OpCase]] = {
-    "embed": [OpCase(_rows_of(lambda b: b.embed(b.token_ids, "table", b.vocab_size)), 70, 0.0)],
+    "embed": [
+        OpCase(_rows_of(lambda b: b.embed(b.token_ids, "table", b.vocab_size)), 70, 0.0),
+        OpCase(_rows_of(lambda b: b.embed(b.token_ids, "table", b.vocab_size, scale=25.3)), 70, 1e-6),
+    ],
     "linear": [OpCase(_linear, 70, 1e-6), OpCase(_residual, 96, 1e-6)],
     "rms_norm": [
         OpCase(_rows_of(lambda b: b.rms_norm(b.embed(b.token_ids, "t", b.vocab_size), "norm", 1e-5)), width, 1e-6)
         for width in (576, 77)
-    ],
+    ]
+    + [OpCase(_grouped_norm, width, 1e-6) for width in (192, 39)],
     "add": [OpCase(_add, 83, 1e-6)],
     "split": [OpCase(_split, 64, 1e-6)],
     "rope": [OpCase(_rope, 96, 1e-6, (4, 4, 24)), OpCase(_rope, 40, 1e-6, (2, 2, 20))],
     "attention": [attention_case(9, 3, 64), attention_case(2, 2, 40), window_case(4, 1, 32, [5, None])],
     "silu_mul": [
         OpCase(_rows_of(lambda b: b.silu_mul(b.embed(b.token_ids, "t", 2 * b.vocab_size))), width, 1e-6)
+        for width in (96, 75)
+    ],
+    "gelu_mul": [
+        OpCase(_rows_of(lambda b: b.gelu_mul(b.embed(b.token_ids, "t", 2 * b.vocab_size))), width, 1e-6)
         for width in (96, 75)
     ],
     "rows": [OpCase(lambda b: b.rows(b.embed(b.token_ids, "t", b.vocab_size), b.logit_rows), 67, 0.0)],

@@ -21,15 +21,23 @@ LAYER = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+GEMMA_NORMS = {
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
 TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
-def gguf_name(name: str) -> str:
+def gguf_name(name: str, arch: str) -> str:
     module, kind = name.rsplit(".", 1)
     if module in TOP:
         return f"{TOP[module]}.{kind}"
     _, _, layer, rest = module.split(".", 3)
-    return f"blk.{layer}.{LAYER[rest]}.{kind}"
+    names = LAYER | GEMMA_NORMS if arch == "gemma3" else LAYER
+    return f"blk.{layer}.{names[rest]}.{kind}"
 
 
 def interleave(array: np.ndarray, heads: int) -> np.ndarray:
@@ -38,7 +46,11 @@ def interleave(array: np.ndarray, heads: int) -> np.ndarray:
 
 
 def metadata(config: Any, arch: str) -> dict[str, Any]:
-    return {
+    rope, window = config.rope_parameters, {}
+    if arch == "gemma3":
+        rope = rope["full_attention"]
+        window = {f"{arch}.attention.sliding_window": config.sliding_window}
+    return window | {
         "general.architecture": arch,
         f"{arch}.block_count": config.num_hidden_layers,
         f"{arch}.context_length": config.max_position_embeddings,
@@ -47,7 +59,8 @@ def metadata(config: Any, arch: str) -> dict[str, Any]:
         f"{arch}.attention.head_count": config.num_attention_heads,
         f"{arch}.attention.head_count_kv": config.num_key_value_heads,
         f"{arch}.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        f"{arch}.rope.freq_base": float(config.rope_parameters["rope_theta"]),
+        f"{arch}.rope.freq_base": float(rope["rope_theta"]),
+        f"{arch}.attention.key_length": getattr(config, "head_dim", config.hidden_size // config.num_attention_heads),
     }
 
 
@@ -61,9 +74,11 @@ def tensors(model: Any, arch: str, type: str) -> dict[str, tuple[tuple[int, ...]
         array = tensor.numpy()
         if arch == "llama" and (count := heads.get(name.split(".")[-2])):
             array = interleave(array, count)
+        if arch == "gemma3" and name.endswith("norm.weight"):
+            array = array + np.float32(1)
         kind = type if array.ndim == 2 else "F32"
         raw = gguf.quants.quantize(np.ascontiguousarray(array), gguf.GGMLQuantizationType[kind])
-        out[gguf_name(name)] = (array.shape, kind, raw.tobytes())
+        out[gguf_name(name, arch)] = (array.shape, kind, raw.tobytes())
     return out
 
 

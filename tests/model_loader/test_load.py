@@ -28,6 +28,7 @@ KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama tied": ("Llama", "llama", {"tie_word_embeddings": True}),
     "llama biases": ("Llama", "llama", {"attention_bias": True, "mlp_bias": True}),
     "qwen2": ("Qwen2", "qwen2", {}),
+    "gemma3": ("Gemma3", "gemma3", {"num_hidden_layers": 7, "head_dim": 16, "query_pre_attn_scalar": 16}),
 }
 
 
@@ -50,6 +51,8 @@ def test_f32_gguf_is_the_same_model(both: tuple[Any, str, Path, LoadedModel], tm
     assert [(op.kind, op.inputs, op.outputs, op.weights) for op in from_gguf.program.ops] == [
         (op.kind, op.inputs, op.outputs, op.weights) for op in from_hf.program.ops
     ]
+    for one, other in zip(from_gguf.program.ops, from_hf.program.ops, strict=True):
+        assert one.kind == "rms_norm" or one.attrs == other.attrs
     assert from_gguf.program.weights == from_hf.program.weights
     for name, parts in from_hf.weights.items():
         np.testing.assert_array_equal(stack_dequantized(from_gguf.weights[name]), stack_dequantized(parts))
@@ -111,10 +114,58 @@ def test_gguf_scaling_keys(tmp_path: Path) -> None:
     np.testing.assert_allclose(logits, reference_logits(model, ids), atol=1e-4)
 
 
-def test_sliding_window_limits_the_context(tmp_path: Path) -> None:
-    """Within the window it is full attention; octavo goes no further."""
-    save(tmp_path, "Mistral", sliding_window=40)
-    assert inspect_model(str(tmp_path), ModelConfig()).max_position == 40
+def windows(loaded: LoadedModel) -> list[int | None]:
+    return [op.attrs["window"] for op in loaded.program.ops if op.kind == "attention"]
+
+
+def test_which_layers_slide(tmp_path: Path) -> None:
+    """As transformers 4 and 5 write it, and as GGUF files do."""
+    model = save(tmp_path, "Gemma3", num_hidden_layers=4, head_dim=16, sliding_window=40, sliding_window_pattern=2)
+    config = ModelConfig(model=str(tmp_path))
+    assert windows(load_model(config)) == [40, None, 40, None]
+    edit_config(tmp_path, layer_types=None, sliding_window_pattern=3)
+    assert windows(load_model(config)) == [40, 40, None, 40]
+    for value, expected in (
+        (None, [40] * 4),
+        (2, [40, None, 40, None]),
+        ([True, False, False, True], [40, None, None, 40]),
+    ):
+        extra = {} if value is None else {"gemma3.attention.sliding_window_pattern": value}
+        file = write(tmp_path / "m.gguf", model, "gemma3", "F32", extra)
+        assert windows(load_model(ModelConfig(model=str(file)))) == expected
+    edit_config(tmp_path, layer_types=["sliding_attention"] * 3)
+    with pytest.raises(FormatError, match="3 types of 4 layers"):
+        load_model(config)
+    edit_config(tmp_path, layer_types=["chunked_attention"] * 4)
+    with pytest.raises(UnsupportedModel, match="chunked_attention"):
+        load_model(config)
+
+
+def test_rope_of_gemma_as_transformers_4_writes_it(tmp_path: Path) -> None:
+    rope = {
+        "full_attention": {"rope_type": "linear", "rope_theta": 5e5, "factor": 8.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+    }
+    save(tmp_path, "Gemma3", head_dim=16, layer_types=["full_attention", "sliding_attention"], rope_parameters=rope)
+    new = load_model(ModelConfig(model=str(tmp_path))).program
+    edit_config(
+        tmp_path,
+        rope_parameters=None,
+        rope_theta=5e5,
+        rope_local_base_freq=2e4,
+        rope_scaling={"rope_type": "linear", "factor": 8.0},
+    )
+    assert load_model(ModelConfig(model=str(tmp_path))).program == new
+
+
+@pytest.mark.parametrize(
+    "changes", [{"attn_logit_softcapping": 50.0}, {"final_logit_softcapping": 30.0}, {"attention_bias": True}]
+)
+def test_gemma_that_octavo_lacks(changes: dict[str, Any], tmp_path: Path) -> None:
+    save(tmp_path, "Gemma3", head_dim=16)
+    edit_config(tmp_path, **changes)
+    with pytest.raises(UnsupportedModel, match=next(iter(changes))):
+        inspect_model(str(tmp_path), ModelConfig())
 
 
 @pytest.fixture

@@ -26,6 +26,11 @@ BASE: dict[str, Any] = {
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,
     "sliding_window": None,
+    "sliding_window_pattern": 6,
+    "max_window_layers": 1,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "rope_local_base_freq": 10000.0,
+    "query_pre_attn_scalar": 8,
     "use_sliding_window": False,
     "attention_bias": False,
     "rope_theta": 10000.0,
@@ -55,7 +60,7 @@ def build(config: dict[str, Any]) -> None:
 
 
 @given(
-    architecture=st.sampled_from(["LlamaForCausalLM", "Qwen2ForCausalLM"]),
+    architecture=st.sampled_from(["LlamaForCausalLM", "Qwen2ForCausalLM", "Gemma3ForCausalLM"]),
     changes=st.dictionaries(st.sampled_from([key for key in BASE if key != "rope_scaling"]), JSON, max_size=3),
     rope=st.one_of(JSON, ROPE),
 )

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from octavo.config import ModelConfig
+from octavo.backends.registry import make_backend
+from octavo.config import BackendConfig, ModelConfig
 from octavo.model_loader import LoadedModel, load_model
 from tests.models.tiny import Sequence, prepare, random_ids, reference_logits, save, step
 
@@ -22,6 +23,17 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+GEMMA = {
+    "head_dim": 16,
+    "query_pre_attn_scalar": 24,
+    "num_hidden_layers": 3,
+    "sliding_window": 20,
+    "sliding_window_pattern": 3,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gqa": ("Llama", {}),
     "mqa": ("Llama", {"num_key_value_heads": 1}),
@@ -33,7 +45,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "linear rope": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}}),
     "yarn rope": ("Llama", {"rope_parameters": YARN}),
     "mistral": ("Mistral", {"sliding_window": None}),
+    "mistral window": ("Mistral", {"sliding_window": 20}),
+    "gemma3": ("Gemma3", GEMMA),
+    "gemma3 wide window": ("Gemma3", GEMMA | {"sliding_window": 100, "num_key_value_heads": 1}),
+    "gemma3 full": ("Gemma3", GEMMA | {"layer_types": ["full_attention"] * 3, "tie_word_embeddings": False}),
     "qwen2": ("Qwen2", {}),
+    "qwen2 window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}),
     "qwen2 tied": ("Qwen2", {"tie_word_embeddings": True, "rope_parameters": {"rope_theta": 1e6}}),
 }
 
@@ -105,3 +122,20 @@ def test_tied_head_is_the_embedding_itself(tmp_path: Path) -> None:
     save(tmp_path, tie_word_embeddings=True)
     loaded = load_model(ModelConfig(model=str(tmp_path)))
     assert loaded.weights["lm_head"] is loaded.weights["embed_tokens"]
+
+
+@pytest.mark.parametrize("case", ["gemma3", "mistral window", "qwen2 window"])
+def test_windows_on_the_cpu_backend(case: str, tmp_path: Path) -> None:
+    """Near transformers, KV being bfloat16, and the same bits however the prompt is cut."""
+    kind, config = CASES[case]
+    model = save(tmp_path, kind, **config)
+    loaded = load_model(ModelConfig(model=str(tmp_path)))
+    ids = random_ids(150)
+    expected = reference_logits(model, ids)
+    cpu = make_backend(BackendConfig(threads=2))
+    blocks = [3, 7, 1, 9, 4, 12, 2, 11, 5, 8]
+    (whole,) = step(prepare(loaded, backend=cpu), [(Sequence(ids, blocks), 150)])
+    assert np.linalg.norm(whole - expected) < 0.01 * np.linalg.norm(expected)
+    runnable, sequence = prepare(loaded, backend=cpu), Sequence(ids, blocks)
+    parts = [step(runnable, [(sequence, count)])[0] for count in (7, 60, 1, 1, 33, 48)]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)

@@ -32,7 +32,7 @@ SIZES: dict[str, Any] = {
 def save(folder: Path, kind: str = "Llama", *, dtype: torch.dtype = torch.float32, **config: Any) -> Any:
     """A random ``{kind}ForCausalLM`` in ``folder``; returns it, as float32 values."""
     torch.manual_seed(11)
-    make = getattr(transformers, f"{kind}Config")
+    make = getattr(transformers, f"{kind}TextConfig", None) or getattr(transformers, f"{kind}Config")
     model = getattr(transformers, f"{kind}ForCausalLM")(make(**(SIZES | config))).eval()
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1:  # norms are ones and biases zeros at first: make them matter

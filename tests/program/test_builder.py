@@ -24,17 +24,17 @@ def test_program_states_every_shape(b: ProgramBuilder) -> None:
     q, k, v = qkv(b)
     q, k = b.rope(q, k, b.positions, Rope(8, (1.0, 0.1)))
     x = b.rms_norm(b.add(q, b.attention(q, k, v, layer=0)), "norm", 1e-5)
-    x = b.rows(b.silu_mul(x), b.logit_rows)
+    x = b.rows(b.gelu_mul(b.silu_mul(x)), b.logit_rows)
     program = b.finish(logits=b.linear(x, "head", 64))
     assert program.logits.shape == ("R", 64)
-    assert x.shape == ("R", 16)
+    assert x.shape == ("R", 8)
     assert (program.num_layers, program.num_heads, program.num_kv_heads, program.head_dim) == (1, 4, 2, 8)
     assert program.weights == {
         "embed": WeightSpec("embed", (64, 32)),
         "qkv": WeightSpec("qkv", (64, 32)),
         "qkv.bias": WeightSpec("qkv.bias", (64,)),
         "norm": WeightSpec("norm", (32,)),
-        "head": WeightSpec("head", (64, 16)),
+        "head": WeightSpec("head", (64, 8)),
     }
     assert {op.kind for op in program.ops} == set(OPS), "every op of the table has a method"
 
@@ -63,6 +63,8 @@ MISTAKES: dict[str, tuple[str, Callable[[ProgramBuilder], object]]] = {
     "sum of widths": ("add up", lambda b: b.split(qkv(b)[0], 16, 8)),
     "unequal shapes": ("differ", lambda b: b.add(*qkv(b)[:2])),
     "odd gate and up": ("odd", lambda b: b.silu_mul(b.linear(qkv(b)[0], "w", 7))),
+    "odd gate and up of gelu": ("odd", lambda b: b.gelu_mul(b.linear(qkv(b)[0], "w", 7))),
+    "uneven groups": ("3 groups", lambda b: b.rms_norm(qkv(b)[0], "g", 1e-5, groups=3)),
     "half heads": ("whole heads", lambda b: b.rope(*qkv(b)[:2], b.positions, Rope(12, (1.0,)))),
     "pairs beyond the head": ("pairs", lambda b: b.rope(*qkv(b)[:2], b.positions, Rope(8, (1.0,) * 5))),
     "wrong q": ("4 heads", lambda b: b.attention(qkv(b)[1], *qkv(b)[1:], layer=0)),

@@ -17,6 +17,12 @@ struct ElementwiseKernels {
   /// y = silu(x[:, :width]) * x[:, width:]
   void (*silu_mul)(const float* x, int64_t ldx, float* y, int64_t ldy, int64_t rows, int64_t width);
 
+  /// y = gelu(x[:, :width]) * x[:, width:], gelu by its approximation with tanh
+  void (*gelu_mul)(const float* x, int64_t ldx, float* y, int64_t ldy, int64_t rows, int64_t width);
+
+  /// x = x * factor
+  void (*scale)(float* x, int64_t ldx, float factor, int64_t rows, int64_t width);
+
   /// Half-split rotary embedding of all heads of one row; cosine and sine have `pairs` entries. y may be x.
   void (*rope)(const float* x, int64_t heads, int64_t head_dim, int64_t pairs, const float* cosine, const float* sine,
                float* y);

@@ -71,7 +71,7 @@ def _fuse_norms(nodes: Sequence[Node], readers: Readers) -> list[Node]:
     fused = []
     for node in nodes:
         op = node.op
-        if op.kind == "rms_norm" and set(readers[op.outputs[0].id]) == {"linear"}:
+        if op.kind == "rms_norm" and op.attrs["groups"] == 1 and set(readers[op.outputs[0].id]) == {"linear"}:
             norms[op.outputs[0].id] = op
         elif op.kind == "linear" and op.inputs[0].id in norms:
             norm = norms[op.inputs[0].id]

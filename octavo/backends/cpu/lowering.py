@@ -150,7 +150,7 @@ class _Lowering:
 
 def _embed(low: _Lowering, index: int, node: Node) -> None:
     out = low.allocate(node.op.outputs[0])
-    low.add_row_stage("T", "embed", [out], table=node.op.weights["table"], out=out)
+    low.add_row_stage("T", "embed", [out], table=node.op.weights["table"], scale=node.op.attrs["scale"], out=out)
 
 
 def _linear(low: _Lowering, index: int, node: Node) -> None:
@@ -181,7 +181,8 @@ def _rms_norm(low: _Lowering, index: int, node: Node) -> None:
     (x_value,), (out_value,) = node.op.inputs, node.op.outputs
     x = low.views[x_value.id]
     out = low.reuse_or_allocate(out_value, x_value, index)
-    args = {"weight": node.op.weights["weight"], "eps": node.op.attrs["eps"], "width": x_value.width}
+    width = x_value.width // node.op.attrs["groups"]
+    args = {"weight": node.op.weights["weight"], **node.op.attrs, "width": width}
     low.add_row_stage(x_value.shape[0], "rms_norm", [x, out], x=x, out=out, **args)
 
 
@@ -220,11 +221,11 @@ def _attention(low: _Lowering, index: int, node: Node) -> None:
     low.add_wide_stage("attention", [q, out], layer=layer, q=q, out=out, **how)
 
 
-def _silu_mul(low: _Lowering, index: int, node: Node) -> None:
+def _gated(low: _Lowering, index: int, node: Node) -> None:
     x = low.views[node.op.inputs[0].id]
     out_value = node.op.outputs[0]
     out = low.allocate(out_value)
-    low.add_row_stage(out_value.shape[0], "silu_mul", [x, out], x=x, out=out, width=out_value.width)
+    low.add_row_stage(out_value.shape[0], node.op.kind, [x, out], x=x, out=out, width=out_value.width)
 
 
 def _rows(low: _Lowering, index: int, node: Node) -> None:
@@ -242,6 +243,7 @@ _HANDLERS: dict[str, Callable[[_Lowering, int, Node], None]] = {
     "split": _split,
     "rope": _rope,
     "attention": _attention,
-    "silu_mul": _silu_mul,
+    "silu_mul": _gated,
+    "gelu_mul": _gated,
     "rows": _rows,
 }

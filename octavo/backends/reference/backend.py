@@ -115,7 +115,7 @@ class ReferenceRunnable:
 
 
 def _embed(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInputs) -> list[np.ndarray]:
-    return [r.weight(op, "table")[x[0]]]
+    return [r.weight(op, "table")[x[0]] * r.dtype.type(op.attrs["scale"])]
 
 
 def _linear(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInputs) -> list[np.ndarray]:
@@ -123,7 +123,7 @@ def _linear(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInputs)
 
 
 def _rms_norm(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInputs) -> list[np.ndarray]:
-    return [ops.rms_norm(x[0], r.weight(op, "weight"), op.attrs["eps"])]
+    return [ops.rms_norm(x[0], r.weight(op, "weight"), op.attrs["eps"], op.attrs["groups"])]
 
 
 def _add(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInputs) -> list[np.ndarray]:
@@ -152,6 +152,10 @@ def _silu_mul(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInput
     return [ops.silu_mul(x[0])]
 
 
+def _gelu_mul(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInputs) -> list[np.ndarray]:
+    return [ops.gelu_mul(x[0])]
+
+
 def _rows(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInputs) -> list[np.ndarray]:
     return [x[0][x[1]]]
 
@@ -165,5 +169,6 @@ _EXECUTE = {
     "rope": _rope,
     "attention": _attention,
     "silu_mul": _silu_mul,
+    "gelu_mul": _gelu_mul,
     "rows": _rows,
 }

@@ -25,10 +25,11 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     return out if bias is None else out + bias
 
 
-def rms_norm(x: Array, weight: Array, eps: float) -> Array:
-    """x [M, H], weight [H] -> [M, H]."""
-    mean = np.mean(x * x, axis=-1, keepdims=True)
-    return x / np.sqrt(mean + x.dtype.type(eps)) * weight
+def rms_norm(x: Array, weight: Array, eps: float, groups: int = 1) -> Array:
+    """x [M, H], weight [H / groups] -> [M, H]."""
+    parts = x.reshape(x.shape[0], groups, -1)
+    mean = np.mean(parts * parts, axis=-1, keepdims=True)
+    return (parts / np.sqrt(mean + x.dtype.type(eps)) * weight).reshape(x.shape)
 
 
 def split(x: Array, widths: Sequence[int]) -> list[Array]:
@@ -52,6 +53,13 @@ def silu_mul(x: Array) -> Array:
     gate, up = np.split(x, 2, axis=1)
     with np.errstate(over="ignore"):  # exp(-gate) = inf gives the right limit, zero
         return gate / (1 + np.exp(-gate)) * up
+
+
+def gelu_mul(x: Array) -> Array:
+    """x = [gate | up] [M, 2I] -> gelu(gate) * up [M, I]."""
+    gate, up = np.split(x, 2, axis=1)
+    z = x.dtype.type(np.sqrt(2 / np.pi)) * (gate + x.dtype.type(0.044715) * gate**3)
+    return gate / 2 * (1 + np.tanh(z)) * up
 
 
 def write_kv(cache: Array, rows: Array, slots: Ints) -> None:

@@ -31,7 +31,8 @@ class LlamaConfig(DecoderConfig):
     def from_hf(cls, hf: Mapping[str, Any]) -> LlamaConfig:
         """From config.json. Raises FormatError or UnsupportedModel."""
         return cls(
-            **decoder_fields(hf, window=read_window(hf)),
+            **decoder_fields(hf),
+            window=read_window(hf),
             attention_bias=read(hf, "attention_bias", bool, False),
             mlp_bias=read(hf, "mlp_bias", bool, False),
         )

@@ -14,6 +14,7 @@ from octavo.models.parts import (
     builder,
     decoder_fields,
     read,
+    read_full_layers,
     read_window,
     swiglu,
 )
@@ -27,8 +28,9 @@ class Qwen2Config(DecoderConfig):
     @classmethod
     def from_hf(cls, hf: Mapping[str, Any]) -> Qwen2Config:
         """From config.json. ``sliding_window`` counts only with ``use_sliding_window``. Raises ModelError."""
-        sliding = read(hf, "use_sliding_window", bool, False)
-        return cls(**decoder_fields(hf, window=read_window(hf) if sliding else None))
+        window = read_window(hf) if read(hf, "use_sliding_window", bool, False) else None
+        full = read_full_layers(hf, range(read(hf, "max_window_layers", int, 28)))
+        return cls(**decoder_fields(hf), window=window, full_layers=full)
 
 
 def build(c: Qwen2Config) -> Program:

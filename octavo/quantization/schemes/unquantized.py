@@ -41,6 +41,12 @@ def from_array(data: npt.NDArray[Any], source: str, dtype: Dtype) -> Weight:
     return Weight("bfloat16", data.shape, bits, source=source)
 
 
+def plus(weight: Weight, number: float) -> Weight:
+    """``weight + number``, a float32 vector as ``weight`` is."""
+    values = weight.dequantize() + np.float32(number)
+    return Weight("float32", weight.shape, values, source=weight.source)
+
+
 def check_type(source: str) -> None:
     """Raises UnsupportedModel for types octavo lacks."""
     if source not in ("F32", "F16", "BF16"):
