@@ -14,6 +14,7 @@ Cache: ``cache_dir``, else ``$OCTAVO_CACHE``, else ``~/.cache/octavo``.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import fcntl
 import hashlib
 import os
@@ -27,6 +28,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -95,13 +97,27 @@ def resolve_model(name: str, cache_dir: str | None = None, progress: Progress | 
     """
     if name in catalogue():
         return str(fetch(catalogue()[name], cache_root(cache_dir), progress))
-    if Path(name).expanduser().exists():
-        return str(Path(name).expanduser().resolve())
+    if os.path.exists(path := os.path.expanduser(name)):  # unlike Path, takes names of any length and content
+        return os.path.realpath(path)
     if _HUB_ID.fullmatch(name) and not name.endswith(".gguf"):
         return _fetch_from_hub(name, cache_root(cache_dir) / "hub")
+    near = _near(name)
+    advice = f"; did you mean {' or '.join(near)}?" if near else f": {', '.join(catalogue())}"
     raise ModelNotFound(
-        f"{name!r} is no file, no folder, no hub id (owner/name) and not in the catalogue: {', '.join(catalogue())}"
+        f"{name[:200]!r} is no file, no folder, no hub id (owner/name) and not in the catalogue{advice}"
     )
+
+
+def _near(name: str) -> list[str]:
+    """Names of the catalogue, and files beside where ``name`` would be, that it may have been meant to be."""
+    path = Path(os.path.expanduser(name))
+    try:
+        beside = {str(path.with_name(entry.name)): entry.name for entry in islice(path.parent.iterdir(), 1000)}
+    except (OSError, ValueError):
+        beside = {}
+    close = difflib.get_close_matches(path.name, beside.values(), n=2, cutoff=0.75)
+    files = [full for full, entry in beside.items() if entry in close]
+    return [*difflib.get_close_matches(name.lower(), catalogue(), n=2), *files]
 
 
 def fetch(entry: Entry, root: Path, progress: Progress | None = None) -> Path:

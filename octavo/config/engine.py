@@ -44,6 +44,7 @@ class ModelConfig:
     cache_dir: str | None = option(None, "where models are kept (default: $OCTAVO_CACHE or ~/.cache/octavo)")
 
     def __post_init__(self) -> None:
+        _require(bool(self.model), "model", self.model, "a name, a file, a folder or a hub id, and not empty")
         _require(
             self.max_model_len is None or 2 <= self.max_model_len <= MAX_TOKENS,
             "max_model_len",
@@ -163,11 +164,11 @@ class SamplingConfig:
 
     def __post_init__(self) -> None:
         modes = get_args(LogprobsMode)
-        _require(self.max_logprobs >= -1, "max_logprobs", self.max_logprobs, "-1, 0 or more")
+        _require(-1 <= self.max_logprobs <= MAX_TOKENS, "max_logprobs", self.max_logprobs, f"-1..{MAX_TOKENS}")
         _require(self.logprobs_mode in modes, "logprobs_mode", self.logprobs_mode, f"one of {', '.join(modes)}")
         _require(1 <= self.max_n <= MAX_SAMPLES, "max_n", self.max_n, f"1..{MAX_SAMPLES}")
         _require(0 <= self.max_bad_words <= 65536, "max_bad_words", self.max_bad_words, "0..65536")
-        _require(self.stream_interval >= 1, "stream_interval", self.stream_interval, "1 or more")
+        _require(1 <= self.stream_interval <= MAX_TOKENS, "stream_interval", self.stream_interval, f"1..{MAX_TOKENS}")
         _require(self.generation_config != "", "generation_config", "", "auto, vllm or a folder")
 
 

@@ -30,7 +30,7 @@ class LogConfig:
             value = getattr(self, name)
             _require(value in known, name, value, f"one of {', '.join(known)}")
         length = self.max_log_len
-        _require(length is None or length >= 0, "max_log_len", length, "0 or more")
+        _require(length is None or 0 <= length <= 2**31, "max_log_len", length, f"0..{2**31}")
 
     @property
     def quiet_paths(self) -> frozenset[str]:
