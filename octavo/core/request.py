@@ -222,7 +222,7 @@ class Request:
     def take(self, result: ModelRunnerOutput, prompt_logprobs: list[TokenLogprobs] | None = None) -> EngineCoreOutput:
         """Append what ``result`` sampled under this request's id, up to the token that ends it; the message of it."""
         sampled = result.sampled_token_ids[self.request_id]
-        end, count = None, 0
+        end, count = self.append(sampled[0]), 1
         while end is None and count < len(sampled):
             end = self.append(sampled[count])
             count += 1

@@ -21,7 +21,7 @@ from octavo.core.admission import (
     would_help,
 )
 from octavo.core.doubt import Doubts
-from octavo.core.family import Family, first_request
+from octavo.core.family import SOLO, Family, Growth, first_request
 from octavo.core.invariants import check_books
 from octavo.core.kv_cache.manager import KVCacheManager, Room
 from octavo.core.policy import POLICIES, Policy
@@ -321,12 +321,20 @@ class Scheduler:
 
         request.num_placeholders -= 1
         self._doubts.clear(request)
-        growth = request.family.advance(request, result, prompt_logprobs)
+        if request.family is not SOLO:
+            return self._grow(request, request.family.advance(request, result, prompt_logprobs))
+        output = request.take(result, prompt_logprobs)
+        if output.finish_reason is not None:
+            self._finish(request)
+        return (output,)
+
+    def _grow(self, request: Request, growth: Growth) -> Sequence[EngineCoreOutput]:
+        """Do what the family of ``request`` has decided."""
         for output in growth.outputs:
             self._owing.pop(output.request_id, None)
         if growth.parked:
             self._running.remove(request)
-            self._finished_ids.append(request_id)
+            self._finished_ids.append(request.request_id)
             request.park()
         for parent, child in reversed(growth.born):  # each goes before those that wait
             self._bear(parent, child)

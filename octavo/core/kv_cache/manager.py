@@ -111,27 +111,29 @@ class KVCacheManager:
 
     def extend(self, request: Request, num_tokens: int) -> Room | None:
         """Make room for ``num_tokens`` after the computed ones. None, and nothing is changed, if there is none."""
-        table = self._tables[request.request_id]
-        copied = self._shares_last(table, request.num_computed_tokens)
-        missing = self._num_blocks(request.num_computed_tokens + num_tokens) - len(table.blocks) + copied
+        blocks, start = self._tables[request.request_id].blocks, request.num_computed_tokens
+        missing = self._num_blocks(start + num_tokens) - len(blocks)
+        last = blocks[-1] if start % self.block_size else None  # partly filled; full ones are never written again
+        if last is not None and last.ref_count > 1:
+            return self._extend_copied(blocks, missing + 1)
         if missing > self.pool.num_free:
             return None
-        if not copied and request.num_computed_tokens % self.block_size:
-            self.index.remove(table.blocks[-1])  # its name, if any, is from one who had filled it and is gone
+        if last is not None and last.block_hash is not None:
+            self.index.remove(last)  # its name is from one who had filled it and is gone
         if missing <= 0:
             return NO_ROOM_NEEDED
         new = self.pool.allocate(missing)
-        copies = []
-        if copied:
-            source = table.blocks.pop()
-            self.pool.free([source])  # somebody else holds it
-            copies.append((source.block_id, new[0].block_id))
-        table.blocks += new
-        return Room([block.block_id for block in new], int(copied), copies)
+        blocks += new
+        return Room([block.block_id for block in new])
 
-    def _shares_last(self, table: _Table, num_computed_tokens: int) -> bool:
-        """Would the next token be written into a block that others hold too? Full blocks are never written again."""
-        return num_computed_tokens % self.block_size != 0 and table.blocks[-1].ref_count > 1
+    def _extend_copied(self, blocks: list[Block], missing: int) -> Room | None:
+        """``missing`` new blocks, the first one in place of the last of ``blocks``, which others hold too."""
+        if missing > self.pool.num_free:
+            return None
+        new, source = self.pool.allocate(missing), blocks.pop()
+        self.pool.free([source])
+        blocks += new
+        return Room([block.block_id for block in new], 1, [(source.block_id, new[0].block_id)])
 
     def fork(self, parent: Request, child: Request, num_tokens: int) -> None:
         """Give ``child`` a table: the blocks of the first ``num_tokens`` (computed) tokens of ``parent``, shared."""
