@@ -201,29 +201,13 @@ class Scheduler:
             room = self._kv.extend(request, num_tokens)
             if room is not None:
                 return room
-            if self._reclaim(request):
+            if self._kv.reclaim(request, self._requests.values()):
                 continue
             victim = self._policy.victim(self._running)
             step.undo(victim)
             self._preempt(victim)
             if victim is request:
                 return None
-
-    def _reclaim(self, request: Request) -> bool:
-        """Take the blocks of the latest other fork that holds some without running, for ``request`` to find room.
-
-        It is computed again when it runs. False, and nothing is changed, if all of them together would not help.
-        """
-        holders = [
-            other
-            for other in self._requests.values()
-            if other.status is not RequestStatus.RUNNING and other.holds_blocks and other is not request
-        ]
-        if not self._kv.can_gain(request, holders):
-            return False
-        self._kv.free(holders[-1])
-        holders[-1].hold(0)
-        return True
 
     def _preempt(self, victim: Request) -> None:
         """Completion plus resubmission: the worker forgets the victim, which comes back as a new request."""
@@ -258,7 +242,11 @@ class Scheduler:
         reserved = self._kv.num_missing([one for one in self._running if one not in lesser])
         room = self._kv.admit(request, prefix, num_tokens, reserved=reserved)
         if room is None:  # while others run, blocks will become free
-            return not self._running and self._reclaim(request) and self._admit(request, step, kept)
+            return (
+                not self._running
+                and self._kv.reclaim(request, self._requests.values())
+                and self._admit(request, step, kept)
+            )
         is_first = request.scheduled_time is None
         if is_first:
             self._counters.admitted_ids.append(request.request_id)

@@ -17,13 +17,13 @@ writes into a copy of it (copy-on-write); the last one to hold it writes in plac
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from octavo.core.kv_cache.block import Block
 from octavo.core.kv_cache.block_pool import BlockPool
 from octavo.core.kv_cache.prefix_index import PrefixIndex
-from octavo.core.request import Request
+from octavo.core.request import Request, RequestStatus
 from octavo.exceptions import InvariantError
 
 
@@ -144,6 +144,19 @@ class KVCacheManager:
         table.private = source.private
         self.pool.acquire(table.blocks)
 
+    def reclaim(self, request: Request, others: Iterable[Request]) -> bool:
+        """Take the table of the last one of ``others`` that has one without running, for ``request`` to find room.
+
+        It is a fork, and is computed again when it runs. False, and nothing is changed, if all such would not help.
+        """
+        running = RequestStatus.RUNNING
+        holders = [one for one in others if one.status is not running and one.holds_blocks and one is not request]
+        if not self.can_gain(request, holders):
+            return False
+        self.free(holders[-1])
+        holders[-1].hold(0)
+        return True
+
     def can_gain(self, request: Request, holders: Sequence[Request]) -> bool:
         """Would ``request`` need less, or find more, if all of ``holders`` (others) dropped their tables?
 
@@ -165,7 +178,8 @@ class KVCacheManager:
         taken = sum(block.ref_count == held[block.block_id] for block in blocks)  # of the free ones; 0 if nobody has it
         missing = self._num_blocks(request.num_tokens) - len(blocks)
         if own is not None:
-            taken, missing = 0, missing + self._shares_last(own, request.num_computed_tokens)
+            copies = request.num_computed_tokens % self.block_size != 0 and blocks[-1].ref_count > 1
+            taken, missing = 0, missing + copies
         return missing <= free - taken - (reserved if own is None else 0)
 
     def share(self, request: Request) -> None:
