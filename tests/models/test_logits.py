@@ -135,7 +135,8 @@ def test_windows_on_the_cpu_backend(case: str, tmp_path: Path) -> None:
     cpu = make_backend(BackendConfig(threads=2))
     blocks = [3, 7, 1, 9, 4, 12, 2, 11, 5, 8]
     (whole,) = step(prepare(loaded, backend=cpu), [(Sequence(ids, blocks), 150)])
-    assert np.linalg.norm(whole - expected) < 0.01 * np.linalg.norm(expected)
+    # rounding K and V to bfloat16 costs 0.01, a window that is wrong by one token 0.08 or more
+    assert np.linalg.norm(whole - expected) < 0.02 * np.linalg.norm(expected)
     runnable, sequence = prepare(loaded, backend=cpu), Sequence(ids, blocks)
     parts = [step(runnable, [(sequence, count)])[0] for count in (7, 60, 1, 1, 33, 48)]
     np.testing.assert_array_equal(np.concatenate(parts), whole)
