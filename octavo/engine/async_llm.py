@@ -42,6 +42,7 @@ from octavo.metrics.prometheus import EngineMetrics
 from octavo.metrics.service_rate import ServiceRate
 from octavo.metrics.stats import IterationStats
 from octavo.metrics.throughput import ThroughputLog
+from octavo.structured_output.check_queue import CheckQueue
 from octavo.tokenizer import load_tokenizer
 from octavo.tokenizer.base import Tokenizer
 
@@ -83,6 +84,7 @@ class AsyncLLM:
         self._restart_wait = config.supervisor.core_restart_wait
         self._gone: asyncio.Future[EngineDeadError] = asyncio.get_running_loop().create_future()
         self._input = InputProcessor(tokenizer, info, config)
+        self._checks = CheckQueue(self._input.grammars)
         self._output = OutputProcessor(tokenizer, config.sampling.stream_interval)
         self._collectors: dict[ParentRequest, OutputCollector] = {}
         self._rate = ServiceRate()
@@ -116,11 +118,12 @@ class AsyncLLM:
     async def check_constraint(self, params: SamplingParams) -> None:
         """Compile what constrains the text, off the event loop, so that :meth:`generate` finds it known.
 
-        Raises ValidationError naming the field if it makes no sense or costs too much, and RequestError.
+        Raises ValidationError naming the field if it makes no sense or costs too much, OverloadedError if too many
+        others wait for the same, and RequestError.
         """
         constraint = params.structured_outputs
-        if constraint is not None and not self._input.grammars.known(constraint):
-            await asyncio.to_thread(self._input.grammars.check, constraint)
+        if constraint is not None:
+            await self._checks.check(constraint)
 
     def check_queue(self) -> None:
         """Raises OverloadedError if no request at all would be taken in now."""
@@ -365,6 +368,7 @@ class AsyncLLM:
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks)
+        self._checks.close()
         self._input.grammars.close()
         if now:
             self._client.kill("the engine is shut down")
