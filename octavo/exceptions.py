@@ -17,6 +17,8 @@ OctavoError
 
 from __future__ import annotations
 
+MAX_MESSAGE = 2000  # characters, of errors about models
+
 
 class OctavoError(Exception):
     """Root of all deliberate errors; the message is fit to show to a person."""
@@ -27,7 +29,10 @@ class ConfigError(OctavoError):
 
 
 class ModelError(OctavoError):
-    """The model cannot be loaded."""
+    """The model cannot be loaded. A message that quotes very much of a file is cut."""
+
+    def __init__(self, message: str):
+        super().__init__(message if len(message) <= MAX_MESSAGE else message[:MAX_MESSAGE] + "...")
 
 
 class FormatError(ModelError):

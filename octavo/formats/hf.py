@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import re
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy as np
 
 from octavo.exceptions import FormatError, ModelNotFound, UnsupportedModel
 
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 INDEX_FILE = "model.safetensors.index.json"
 
 # safetensors dtype -> NumPy dtype of the array handed out; formats NumPy lacks arrive as raw integers.
@@ -34,14 +36,17 @@ def read_json(folder: str | os.PathLike[str], name: str, *, required: bool = Tru
     """
     path = Path(folder) / name
     try:
-        value = json.loads(path.read_bytes())
+        text = path.read_bytes()
+        value = json.loads(text)
+        if _SURROGATE.search(text):  # pairs are fine; half of one is no text, and no library takes it
+            json.dumps(value, ensure_ascii=False).encode()
     except (FileNotFoundError, NotADirectoryError) as error:
         if not required:
             return {}
         raise ModelNotFound(f"{path}: {error.strerror}") from error
     except json.JSONDecodeError as error:
         raise FormatError(path, f"not JSON: {error.msg}", offset=error.pos) from error
-    except (UnicodeDecodeError, RecursionError, OSError) as error:
+    except (UnicodeError, RecursionError, OSError) as error:
         raise FormatError(path, f"cannot be read: {error}") from error
     if not isinstance(value, dict):
         raise FormatError(path, f"must be a JSON object, is a {type(value).__name__}")

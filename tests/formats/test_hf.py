@@ -159,3 +159,11 @@ def test_read_json_malformed(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(FormatError, match=r"config\.json"):
         read_json(tmp_path, "config.json")
+
+
+def test_half_a_surrogate_pair_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(r'{"a": "\ud83d\ude00"}')
+    (tmp_path / "b.json").write_text(r'{"a": ["\ud83d"]}')
+    assert read_json(tmp_path, "a.json") == {"a": "😀"}
+    with pytest.raises(FormatError, match=r"b\.json.*surrogates"):
+        read_json(tmp_path, "b.json")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from pathlib import Path
 from typing import Any
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
+quick = settings(max_examples=60, deadline=None, suppress_health_check=CHECKS)  # tests.fuzz.run takes its time
 CORPUS = Path(__file__).parent / "corpus"
 NUMBERS = (
     0,
@@ -36,7 +40,7 @@ def corpus(kind: str) -> list[bytes]:
     return [path.read_bytes() for path in sorted((CORPUS / kind).iterdir())]
 
 
-def _mutate(data: bytes, seed: int, count: int, focus: int) -> bytes:
+def mutate(data: bytes, seed: int, count: int, focus: int) -> bytes:
     """``count`` random changes, three of four of them within the first ``focus`` bytes."""
     chance, out = random.Random(seed), bytearray(data)
     for _ in range(count):
@@ -66,7 +70,7 @@ def _mutate(data: bytes, seed: int, count: int, focus: int) -> bytes:
 def damaged(seeds: list[bytes], focus: int = 1 << 20) -> st.SearchStrategy[bytes]:
     """One of ``seeds``, changed in 1 to 12 places."""
     return st.builds(
-        _mutate, st.sampled_from(seeds), st.integers(0, 2**32 - 1), st.integers(1, 12), st.just(focus)
+        mutate, st.sampled_from(seeds), st.integers(0, 2**32 - 1), st.integers(1, 12), st.just(focus)
     ) | st.sampled_from(seeds)
 
 
@@ -82,7 +86,7 @@ def _places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [at, *(place for key, one in inner for place in _places(one, (*at, key)))]
 
 
-def _twist(text: bytes, seed: int, count: int) -> bytes:
+def twist(text: bytes, seed: int, count: int) -> bytes:
     """The JSON ``text`` with values replaced, removed, doubled or nested, and fields renamed."""
     chance, root = random.Random(seed), [json.loads(text)]
     for _ in range(count):
@@ -92,11 +96,11 @@ def _twist(text: bytes, seed: int, count: int) -> bytes:
             parent = parent[step]
         match chance.randrange(6):
             case 0 | 1 | 2:
-                parent[last] = chance.choice(ODD)
+                parent[last] = copy.deepcopy(chance.choice(ODD))
             case 3 if len(way) > 0:
                 del parent[last]
             case 4:
-                parent[last] = [parent[last]] * chance.choice((1, 2, 30))
+                parent[last] = [parent[last]] * chance.choice((1, 2, 9))
             case 5 if isinstance(parent, dict):
                 parent[last + chance.choice(("_", "s", ""))] = parent.pop(last)
     return json.dumps(root[0] if root else None).encode()
@@ -104,4 +108,4 @@ def _twist(text: bytes, seed: int, count: int) -> bytes:
 
 def twisted(seeds: list[bytes]) -> st.SearchStrategy[bytes]:
     """One of ``seeds``, which are JSON, with 1 to 4 parts changed: still JSON, but for NaN and the infinities."""
-    return st.builds(_twist, st.sampled_from(seeds), st.integers(0, 2**32 - 1), st.integers(1, 4))
+    return st.builds(twist, st.sampled_from(seeds), st.integers(0, 2**32 - 1), st.integers(1, 4))

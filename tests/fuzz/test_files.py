@@ -19,7 +19,7 @@ from octavo.model_loader.load import inspect_model, load_model
 from octavo.tokenizer import load_tokenizer
 from tests.engine.tiny_llama import write_model, write_tokenizer
 from tests.formats.gguf_writer import gguf_bytes
-from tests.fuzz.mutation import corpus, damaged, twisted
+from tests.fuzz.mutation import corpus, damaged, quick, twisted
 
 HIDDEN, VOCAB = 32, 300
 MOST_BYTES = 50_000_000  # of memory, whatever a file says of itself
@@ -114,6 +114,7 @@ def test_what_once_failed(tmp_path: Path, content: bytes) -> None:
     survives(gguf_file(tmp_path, content))
 
 
+@quick
 @given(content=damaged(GGUF, focus=10_000))
 def test_gguf(tmp_path: Path, content: bytes) -> None:
     survives(gguf_file(tmp_path, content))
@@ -140,6 +141,7 @@ def with_file(model: Path, folder: Path, name: str, content: bytes) -> Path:
     return copy
 
 
+@quick
 @given(data=st.data())
 def test_safetensors(model: Path, tmp_path: Path, data: st.DataObject) -> None:
     content = data.draw(damaged([(model / "model.safetensors").read_bytes()], focus=2000))
@@ -147,6 +149,7 @@ def test_safetensors(model: Path, tmp_path: Path, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("name", JSON_FILES)
+@quick
 @given(data=st.data())
 def test_json_files(model: Path, tmp_path: Path, name: str, data: st.DataObject) -> None:
     seeds = [(model / name).read_bytes()]

@@ -13,7 +13,7 @@ from hypothesis import given
 from octavo.config import ChatConfig
 from octavo.entrypoints.openai.app import build_app
 from octavo.entrypoints.state import ServerState
-from tests.fuzz.mutation import corpus, damaged, twisted
+from tests.fuzz.mutation import corpus, damaged, quick, twisted
 from tests.server.fake_engine import FakeEngine, ToolTokenizer
 
 SEEDS = corpus("requests")
@@ -58,11 +58,13 @@ def answered(path: str, content: bytes) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
+@quick
 @given(content=twisted(SEEDS))
 def test_odd_values(path: str, content: bytes) -> None:
     answered(path, content)
 
 
+@quick
 @given(content=damaged(SEEDS))
 def test_damaged_bytes(content: bytes) -> None:
     for path in PATHS[:4]:

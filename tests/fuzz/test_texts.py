@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from octavo.exceptions import ValidationError
 from octavo.tokenizer.chat_template import MAX_OUTPUT_CHARS, render
-from tests.fuzz.mutation import corpus, damaged
+from tests.fuzz.mutation import corpus, damaged, quick
 from tests.parsers.parsing import PARSERS, pieces, run
 
 TEMPLATES = corpus("templates")
@@ -157,17 +157,20 @@ def bounded(template: str) -> None:
     assert CHAT[0] == {"role": "user", "content": "hello world"}
 
 
+@quick
 @given(seed=st.integers(0, 2**32 - 1))
 def test_made_up_templates(seed: int) -> None:
     bounded(template_of(seed))
 
 
+@quick
 @given(content=damaged(TEMPLATES))
 def test_damaged_templates(content: bytes) -> None:
     bounded(content.decode("utf-8", "replace"))
 
 
 @pytest.mark.parametrize("name", PARSERS)
+@quick
 @given(content=damaged(TEXTS), cuts=st.lists(st.integers(0, 300), max_size=6))
 def test_parsers(name: str, content: bytes, cuts: list[int]) -> None:
     text = content.decode("utf-8", "replace")

@@ -206,7 +206,7 @@ def with_parameters(parameters: Any) -> dict[str, Any]:
         ({"tool_choice": "any"}, "tool_choice", ""),
         ({"tools": [NOW, NOW]}, "tools[1].function.name", "twice"),
         ({"tools": [NOW] * 2000}, "tools", "1024"),
-        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools", "pattern"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools", "must match"),
         ({"tools": [{"type": "web_search"}]}, "tools", ""),
         (with_parameters({"type": "array"}), "tools[1].function.parameters", "'object'"),
         (with_parameters({"properties": {"a": {"type": "objekt"}}}), "tools[1].function.parameters", "'objekt'"),

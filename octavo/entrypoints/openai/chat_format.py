@@ -7,6 +7,7 @@ tools, how it wants calls and content parts, and which of the known formats it a
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,6 +26,7 @@ from octavo.exceptions import ConfigError, ValidationError
 from octavo.tokenizer.base import Tokenizer
 
 PROBE = "octavo_probe"
+PROBE_SECONDS = 0.5  # a template that takes longer over two lines of chat is no honest one
 USER = {"role": "user", "content": PROBE}
 TOOL = {
     "type": "function",
@@ -125,6 +127,7 @@ class _Probe:
 
     def __init__(self, tokenizer: Tokenizer, template: str | None) -> None:
         self._tokenizer, self._template = tokenizer, template
+        self._spent = 0.0
         tools = self._render([USER], tools=[TOOL])
         self.takes_tools = tools.count(PROBE) > self._render([USER]).count(PROBE)
         calls = self._render_call({"octavo_key": "octavo_value"})
@@ -144,13 +147,18 @@ class _Probe:
         return self._render([USER, said, result], tools=[TOOL])
 
     def _render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
-        """Empty where the template refuses."""
+        """Empty where the template refuses, and once it has taken PROBE_SECONDS of CPU time in all."""
+        if self._spent > PROBE_SECONDS:
+            return ""
+        started = time.thread_time()
         try:
             return self._tokenizer.apply_chat_template(
                 messages, add_generation_prompt=True, chat_template=self._template, **options
             )
         except ValidationError:
             return ""
+        finally:
+            self._spent += time.thread_time() - started
 
 
 class ChatFormats:

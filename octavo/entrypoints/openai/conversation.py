@@ -223,7 +223,7 @@ async def prepare(
     if requested is not None and requested < 1:
         raise ValidationError(f"{field} must be at least 1, got {requested}", parameter=field)
     limit = engine.info.max_model_len
-    setup = chat_setup(state, request)
+    setup = await chat_setup(state, request)
     prompt = await encode_chat(
         engine.tokenizer,
         request.messages,

@@ -92,8 +92,17 @@ class ChatPrompt:
     token_ids: list[int]
 
 
-def chat_setup(state: ServerState, options: TemplateOptions) -> ChatSetup:
-    """Check all that does not need the messages. Raises ValidationError naming the field."""
+async def chat_setup(state: ServerState, options: TemplateOptions) -> ChatSetup:
+    """Check all that does not need the messages. Raises ValidationError naming the field.
+
+    A template of the request's own is tried out off the event loop, which it could hold up on purpose.
+    """
+    if options.chat_template is None:
+        return _setup(state, options)
+    return await asyncio.to_thread(_setup, state, options)
+
+
+def _setup(state: ServerState, options: TemplateOptions) -> ChatSetup:
     formats = chat_formats(state)
     config, chosen = formats.config, formats.choose(options.chat_template)
     use = tool_use(
@@ -149,8 +158,11 @@ async def encode_chat(
     add_special_tokens: bool,
     limit: int | None = None,
 ) -> ChatPrompt:
-    """Render and tokenise; a long conversation does not hold up the other requests. Raises what render_chat raises."""
-    if len(messages) <= MANY_MESSAGES:
+    """Render and tokenise; a long conversation does not hold up the other requests, nor does a request's own template.
+
+    Raises what render_chat raises.
+    """
+    if len(messages) <= MANY_MESSAGES and options.chat_template is None:
         text = render_chat(tokenizer, messages, options, setup)
     else:
         text = await asyncio.to_thread(render_chat, tokenizer, messages, options, setup)
@@ -162,7 +174,7 @@ async def chat_token_ids(
     state: ServerState, messages: list[ChatMessage], options: TemplateOptions, *, add_special_tokens: bool = False
 ) -> list[int]:
     """What the model would read of a conversation."""
-    setup = chat_setup(state, options)
+    setup = await chat_setup(state, options)
     tokenizer = state.ready_engine().tokenizer
     return (await encode_chat(tokenizer, messages, options, setup, add_special_tokens=add_special_tokens)).token_ids
 
