@@ -28,6 +28,7 @@ from octavo.args.engine_args import (
     log_config_from_namespace,
     server_config_from_namespace,
 )
+from octavo.args.tenants import read_tenants
 from octavo.cli import listen
 from octavo.config import ChatConfig, EngineConfig, LogConfig, ServerConfig
 from octavo.exceptions import ConfigError, OctavoError
@@ -113,6 +114,7 @@ class Serving:
         self._starting: asyncio.Task[None] | None = None
         self._draining: asyncio.Task[None] | None = None
         self._stopping = False
+        self._tenants = read_tenants(engine.queue.tenants) if engine.queue.tenants is not None else None
 
     def _make_http(self) -> uvicorn.Server:
         """The HTTP server, not yet serving. Its imports take a third of a second: run it beside the engine's start."""
@@ -232,7 +234,7 @@ class Serving:
 
         self.state.phase = "find the model"
         config: EngineConfig = await call_in_thread(resolve)
-        creating = asyncio.create_task(AsyncLLM.create(config, self._on_phase))
+        creating = asyncio.create_task(AsyncLLM.create(config, self._on_phase, tenants=self._tenants))
         try:  # meanwhile
             defaults = await asyncio.to_thread(read_sampling_defaults, config.model.model, config.sampling)
         except BaseException:

@@ -19,6 +19,7 @@ from octavo.config.engine import (
 )
 from octavo.config.log import LogConfig
 from octavo.config.server import ServerConfig
+from octavo.config.tenants import TenantLimits, TenantTable
 
 __all__ = ["BackendConfig", "CacheConfig", "ChatConfig", "EngineConfig", "LogConfig", "LogprobsMode", "ModelConfig"]
 __all__ += [
@@ -29,3 +30,4 @@ __all__ += [
     "StructuredOutputsConfig",
     "SupervisorConfig",
 ]
+__all__ += ["TenantLimits", "TenantTable"]

@@ -13,7 +13,7 @@ MAX_SAMPLES = 16384  # of one prompt
 
 KVCacheDtype = Literal["auto", "bf16", "bfloat16", "int8", "fp8", "fp8_e4m3", "fp8_e5m2"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
-SchedulingPolicy = Literal["fcfs", "priority"]
+SchedulingPolicy = Literal["fcfs", "priority", "fair"]
 
 
 def option(default: Any, help: str, **meta: Any) -> Any:
@@ -94,7 +94,9 @@ class SchedulerConfig:
         0, "most prompt tokens of one request in a step (0: only the step's budget)", tokens=True
     )
     scheduling_policy: SchedulingPolicy = option(
-        "fcfs", "who goes first: who came first, or the lowest priority number, which also takes the place of others"
+        "fcfs",
+        "who goes first: who came first, the lowest priority number (which also takes the place of others), or the "
+        "tenant that has had the least service for its weight",
     )
     priority_ageing: float = option(
         0.0, "seconds of age that are worth one level of priority, so that nobody waits for ever (0: never)"
@@ -200,6 +202,7 @@ class QueueConfig:
     max_num_queued_tokens: int = option(
         2**20, "most prompt tokens that wait before requests are refused with 429 (0: no end)", tokens=True
     )
+    tenants: str | None = option(None, "TOML file with weights and limits of tenants, who are known by their keys")
 
     def __post_init__(self) -> None:
         for name in ("max_num_queued_reqs", "max_num_queued_tokens"):

@@ -60,6 +60,9 @@ class ServerConfig:
     )
 
     request_timeout: float = option(60.0, "seconds in which a request's headers, then its body, must come (0: no end)")
+    tenant_header: str | None = option(
+        None, "header that names a request's tenant, where a proxy always sets it (default: the name of its key)"
+    )
     slow_client_timeout: float = option(
         60.0, "seconds after which a client that reads nothing of its answer is dropped (0: never)"
     )
@@ -72,6 +75,8 @@ class ServerConfig:
         _require(0 <= self.port <= 65535, "port", self.port, "0..65535")
         for name in ("shutdown_timeout", "request_timeout", "slow_client_timeout"):
             _require(0 <= getattr(self, name) <= MAX_SECONDS, name, getattr(self, name), f"0..{MAX_SECONDS:g}")
+        header = self.tenant_header
+        _require(header is None or bool(re.fullmatch("[A-Za-z0-9-]{1,64}", header)), "tenant_header", header, "a name")
         size = self.max_body_bytes
         _require(1024 <= size <= 1 << 30, "max_body_bytes", size, "1 KiB to 1 GiB")
         size = self.h11_max_incomplete_event_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, Protocol
@@ -96,6 +97,48 @@ class GrammarReady:
         if missing is not None:
             wait([missing], seconds)
         return missing is not None
+
+
+class TenantSeats:
+    """At most ``max_running`` running sequences of each tenant: those beyond wait, and are passed by others.
+
+    ``running`` is a live list; :meth:`recount` tells that it has changed.
+    """
+
+    def __init__(self, running: Sequence[Request]) -> None:
+        self._running = running
+        self._counts: Counter[str] | None = None
+
+    def recount(self) -> None:
+        self._counts = None
+
+    def is_ready(self, request: Request) -> bool:
+        tenant = request.source.tenant
+        if tenant.max_running is None:
+            return True
+        if self._counts is None:
+            self._counts = Counter()
+            for one in self._running:
+                self._counts[one.source.tenant.name] += 1 + one.family.num_unborn
+        return self._counts[tenant.name] < tenant.max_running
+
+
+class Deferral:
+    """What one request may lack though there is room for it. ``num_passed``: how many did, in the last search."""
+
+    def __init__(self, seats: TenantSeats, readiness: Readiness) -> None:
+        self._seats, self._readiness = seats, readiness
+        self.num_passed = 0
+
+    def begin(self) -> None:
+        """A search for the request to start next begins."""
+        self.num_passed = 0
+        self._seats.recount()
+
+    def is_ready(self, request: Request) -> bool:
+        ready = self._seats.is_ready(request) and self._readiness.is_ready(request)
+        self.num_passed += not ready
+        return ready
 
 
 class AdmissionRule(Protocol):

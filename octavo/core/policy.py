@@ -9,7 +9,11 @@ from typing import Protocol
 from octavo.config import SchedulerConfig
 from octavo.core.request import Request
 
-POLICIES = {"fcfs": "octavo.core.policy:FcfsPolicy", "priority": "octavo.core.priority:PriorityPolicy"}
+POLICIES = {
+    "fcfs": "octavo.core.policy:FcfsPolicy",
+    "priority": "octavo.core.priority:PriorityPolicy",
+    "fair": "octavo.core.fair:FairPolicy",
+}
 
 
 class Policy(Protocol):

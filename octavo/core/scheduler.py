@@ -14,9 +14,11 @@ from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core.admission import (
     AdmissionRule,
     AlwaysReady,
+    Deferral,
     MaxNumSeqs,
     Readiness,
     RequestLimits,
+    TenantSeats,
     max_tokens_that_fit,
     would_help,
 )
@@ -64,7 +66,6 @@ class Scheduler:
             raise ConfigError(f"num_blocks = {num_blocks}: must be at least 2 (one is the null block)")
         self._config = config
         self._clock = clock
-        self._readiness = readiness or AlwaysReady()
         self._kv = KVCacheManager(num_blocks, cache.block_size, enable_prefix_caching=cache.enable_prefix_caching)
         self._num_blocks = num_blocks
         self._policy: Policy = resolve(POLICIES[config.scheduling_policy])(config)
@@ -80,6 +81,7 @@ class Scheduler:
         self._requests: dict[str, Request] = {}  # all that are not finished
         self._owing: dict[str, Family] = {}  # by the id of an output for which there is no request (yet)
         self._running: list[Request] = []  # in order of admission
+        self._deferral = Deferral(TenantSeats(self._running), readiness or AlwaysReady())
         self._failed: list[EngineCoreOutput] = []
         self._finished_ids: list[str] = []  # known to the worker, to be forgotten with the next plan
         self._in_flight: dict[int, tuple[float, list[Scheduled]]] = {}  # by step id: time of planning, contents
@@ -123,14 +125,12 @@ class Scheduler:
 
         for entry in list(step.scheduled):  # none gives way to another from here on
             try:
-                self._kv.share(entry.request)
+                self._settle(entry)
             except Exception as error:
                 self._drop(entry.request, error, step)
 
         if step.num_preempted == 0:
             self._start(step)
-        for entry in step.scheduled:
-            self._policy.served(entry.request, entry.num_tokens + entry.samples)
 
         plan = step.build(self._finished_ids)
         self._finished_ids = []
@@ -146,19 +146,24 @@ class Scheduler:
         is not shared yet.
         """
         while True:
-            self._counters.num_deferred = 0
-            waiting = self._policy.peek(self._is_ready)
+            self._deferral.begin()
+            waiting = self._policy.peek(self._deferral.is_ready)
             if waiting is None or (urgently and not self._policy.goes_first(waiting, self._running)):
                 break
             try:
                 kept = len(self._running) - len(step) if urgently else 0
                 if self._admit(waiting, step, kept):
                     if not urgently:
-                        self._kv.share(waiting)
+                        self._settle(step.last)
                 elif not (urgently and self._displace(waiting)):
                     break
             except Exception as error:
                 self._drop(waiting, error, step)
+
+    def _settle(self, entry: Scheduled) -> None:
+        """``entry`` will be computed: others may share it, and it is counted as service."""
+        self._kv.share(entry.request)
+        self._policy.served(entry.request, entry.num_tokens + entry.samples)
 
     def _displace(self, waiting: Request) -> bool:
         """Preempt one request whose place or blocks ``waiting`` may take. False if they are not what it lacks."""
@@ -217,12 +222,6 @@ class Scheduler:
         victim.preempt()
         self._policy.requeue(victim)
         self._counters.num_preemptions += 1
-
-    def _is_ready(self, request: Request) -> bool:
-        """Has ``request`` all that it needs of its own? Those passed over are counted."""
-        ready = self._readiness.is_ready(request)
-        self._counters.num_deferred += not ready
-        return ready
 
     def _admit(self, request: Request, step: StepBuilder, kept: int = 0) -> bool:
         """Start a waiting request behind its longest cached prefix, with at most all but ``kept`` of the step's tokens.
@@ -423,6 +422,7 @@ class Scheduler:
             num_blocks=self._num_blocks,
             iteration_tokens=iteration_tokens,
             step_seconds=step_seconds,
+            num_deferred=self._deferral.num_passed,
             **self._counters.take(),
         )
 

@@ -6,12 +6,11 @@ from typing import Any
 
 
 class SchedulerCounters:
-    """Numbers that grow until they are taken. ``num_deferred`` is of the last plan: a state, not a counter."""
+    """Numbers that grow until they are taken."""
 
-    __slots__ = ("admitted_ids", "num_deferred", "num_preemptions", "prefix_hits", "prefix_queries")
+    __slots__ = ("admitted_ids", "num_preemptions", "prefix_hits", "prefix_queries")
 
     def __init__(self) -> None:
-        self.num_deferred = 0
         self._reset()
 
     def _reset(self) -> None:
@@ -26,7 +25,6 @@ class SchedulerCounters:
             "prefix_cache_queries_delta": self.prefix_queries,
             "prefix_cache_hits_delta": self.prefix_hits,
             "num_preemptions_delta": self.num_preemptions,
-            "num_deferred": self.num_deferred,
             "admitted_ids": self.admitted_ids,
         }
         self._reset()

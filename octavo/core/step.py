@@ -63,6 +63,11 @@ class StepBuilder:
         """What is planned so far."""
         return self._scheduled.values()
 
+    @property
+    def last(self) -> Scheduled:
+        """What was added last."""
+        return next(reversed(self._scheduled.values()))
+
     def add(self, request: Request, num_tokens: int, room: Room, *, is_new: bool = False) -> None:
         """Plan ``num_tokens`` (1 .. tokens_left) of ``request``, and count them as computed."""
         self._scheduled[request.request_id] = Scheduled(request, num_tokens, room, is_new)

@@ -16,7 +16,9 @@ import logging
 import os
 from collections.abc import AsyncGenerator, Callable, Sequence
 
-from octavo.config import EngineConfig
+import msgspec
+
+from octavo.config import EngineConfig, TenantTable
 from octavo.engine.core_client import AsyncCoreClient
 from octavo.engine.fault_log import tell
 from octavo.engine.gate import Gate
@@ -27,6 +29,7 @@ from octavo.engine.outputs import RequestOutput
 from octavo.engine.parallel_sampling import ParentRequest
 from octavo.engine.prompts import Prompt, parse_prompt
 from octavo.engine.supervisor import Supervisor
+from octavo.engine.tenants import Tenants
 from octavo.engine.waiting_room import Load, Place, WaitingRoom
 from octavo.exceptions import EngineDeadError, EngineRestartingError, OctavoError, RequestError, ValidationError
 from octavo.messages import (
@@ -67,7 +70,14 @@ class AsyncLLM:
     streams are open on this side.
     """
 
-    def __init__(self, config: EngineConfig, client: AsyncCoreClient, tokenizer: Tokenizer, info: EngineInfo) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        client: AsyncCoreClient,
+        tokenizer: Tokenizer,
+        info: EngineInfo,
+        tenants: TenantTable | None = None,
+    ) -> None:
         self.info = info
         self.tokenizer = tokenizer
         self.num_running = 0
@@ -78,7 +88,6 @@ class AsyncLLM:
             "enable_prefix_caching": str(config.cache.enable_prefix_caching),
             "kv_cache_memory_bytes": str(info.kv_cache_bytes),
         }
-        self.metrics = EngineMetrics(name, info.max_model_len, cache_info)
         self._supervisor = Supervisor(config, client, info)
         self._gate = Gate(self._submit, self._release)
         self._restart_wait = config.supervisor.core_restart_wait
@@ -88,7 +97,11 @@ class AsyncLLM:
         self._output = OutputProcessor(tokenizer, config.sampling.stream_interval)
         self._collectors: dict[ParentRequest, OutputCollector] = {}
         self._rate = ServiceRate()
-        self._room = WaitingRoom(config.queue, config.scheduler.max_num_seqs, self._rate, self.metrics.count_rejection)
+        self._tenants = Tenants(tenants or TenantTable())
+        self.metrics = EngineMetrics(name, info.max_model_len, cache_info, tenants=self._tenants.labels)
+        self._room = WaitingRoom(
+            config.queue, config.scheduler.max_num_seqs, self._rate, self._tenants, self.metrics.count_rejection
+        )
         self._places: dict[str, Place] = {}  # by the id of the sequence that will run first
         self._numbers = itertools.count()
         self._closing = False
@@ -98,7 +111,13 @@ class AsyncLLM:
         self._tasks = [asyncio.create_task(one) for one in work]
 
     @classmethod
-    async def create(cls, config: EngineConfig, on_phase: Callable[[str], None] | None = None) -> AsyncLLM:
+    async def create(
+        cls,
+        config: EngineConfig,
+        on_phase: Callable[[str], None] | None = None,
+        *,
+        tenants: TenantTable | None = None,
+    ) -> AsyncLLM:
         """Start the core process for a resolved ``config`` (local model path) and wait until it is ready.
 
         ``on_phase`` is called with the name of each start-up phase as it begins, on the event loop. The tokenizer is
@@ -108,7 +127,7 @@ class AsyncLLM:
         try:
             reading = asyncio.to_thread(_ready_tokenizer, config.model.model)
             tokenizer, info = await asyncio.gather(reading, client.ready(on_phase))
-            return cls(config, client, tokenizer, info)
+            return cls(config, client, tokenizer, info, tenants)
         except BaseException:
             await client.shutdown()
             raise
@@ -125,17 +144,23 @@ class AsyncLLM:
         if constraint is not None:
             await self._checks.check(constraint)
 
-    def check_queue(self) -> None:
-        """Raises OverloadedError if no request at all would be taken in now."""
-        self._room.check()
+    def check_queue(self, tenant: str = "") -> None:
+        """Raises OverloadedError if no request at all of ``tenant`` would be taken in now."""
+        self._room.check(tenant)
 
-    def reserve(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Place]:
+    def bound(self, params: SamplingParams, tenant: str, *, explicit: bool, priority: int) -> SamplingParams:
+        """``params`` within what the tenant may ask for; see ``engine.tenants``. Raises ValidationError."""
+        return self._tenants.bound(tenant, params, explicit=explicit, priority=priority)
+
+    def reserve(
+        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], tenant: str = ""
+    ) -> list[Place]:
         """Places in the queue for all prompts (token ids) of one request, to be given to :meth:`generate`.
 
         Raises OverloadedError if they do not fit together.
         """
-        loads = [Load(p.n, len(ids), p.n * (p.max_tokens or 0)) for ids, p in zip(prompts, params, strict=True)]
-        return self._room.enter(loads)
+        both = zip(prompts, params, strict=True)
+        return self._room.enter([Load(p.n, len(ids), p.n * (p.max_tokens or 0), tenant) for ids, p in both])
 
     def generate(
         self,
@@ -145,6 +170,7 @@ class AsyncLLM:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        tenant: str = "",
         place: Place | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Check the request now, and return its stream; it is submitted when iteration begins.
@@ -154,8 +180,9 @@ class AsyncLLM:
         iterator raises RequestError if a sequence fails while it runs, ValidationError if that is for something it asks
         in vain, EngineDeadError if the core dies in the middle of the answer, and EngineRestartingError if it has not
         come back in time. Closing or cancelling the iterator aborts the request.
-        ``request_id`` is only echoed and may repeat. Text is tokenised here, with special tokens; pass token ids to
-        choose otherwise. A consumer slower than the engine gets several steps' outputs as one.
+        ``place`` or else ``tenant`` says whose it is. ``request_id`` is only echoed and may repeat. Text is tokenised
+        here, with special tokens; pass token ids to choose otherwise. A consumer slower than the engine gets several
+        steps' outputs as one.
         """
         self._check_alive()
         parsed = parse_prompt(prompt)
@@ -163,7 +190,8 @@ class AsyncLLM:
         request = self._input.process(parsed.prompt, sampling_params, priority=priority, cache_salt=salt)
         external_id = request_id if request_id is not None else f"request-{next(self._numbers)}"
         if place is None:
-            (place,) = self.reserve([request.prompt_token_ids], [request.sampling_params])
+            (place,) = self.reserve([request.prompt_token_ids], [request.sampling_params], tenant)
+        request = msgspec.structs.replace(request, tenant=self._tenants.tenant(place.load.tenant))
         return self._stream(external_id, parsed.text, request, place)
 
     async def _stream(
@@ -273,6 +301,9 @@ class AsyncLLM:
                 if (place := self._places.pop(request_id, None)) is not None:
                     place.leave()
         self._rate.record(outputs, processed.iteration)
+        for name, (prompt_tokens, output_tokens) in processed.iteration.tenant_tokens.items():
+            self._tenants.use(name, output_tokens)
+            self.metrics.count_tenant(self._tenants.label(name), prompt_tokens, output_tokens)
         self.metrics.record(outputs.stats, processed.iteration)
         self._throughput.record(outputs.stats, processed.iteration)
         self._gate.heard([output.request_id for output in outputs.outputs])

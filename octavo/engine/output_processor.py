@@ -261,6 +261,9 @@ class OutputProcessor:
         if not output.new_token_ids:
             return
         iteration.num_generation_tokens += len(output.new_token_ids)
+        begins = metrics.last_token_time is None and sample.request.sample_index == 0
+        prompt_tokens = len(sample.request.prompt_token_ids) if begins else 0
+        iteration.count_tenant(sample.parent.request.tenant.name, prompt_tokens, len(output.new_token_ids))
         if metrics.last_token_time is None:
             metrics.first_token_time = now
             sample.num_cached_tokens = output.num_cached_tokens

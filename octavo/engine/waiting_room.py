@@ -4,7 +4,7 @@
        └── OverloadedError: too many sequences, or tokens of prompts, wait already; nothing of the request is taken in
 
 All prompts and samples of one call count together, so a request never gets in by half. Whoever comes to an empty room
-is let in, however large. Knows nothing of who asks, nor of cores.
+is let in, however large. A tenant's own limits come on top (``engine.tenants``). Knows nothing of cores.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from octavo.config import QueueConfig
+from octavo.engine.tenants import Tenants
 from octavo.exceptions import OverloadedError
 from octavo.metrics.service_rate import ServiceRate
 
@@ -26,6 +27,7 @@ class Load(NamedTuple):
     num_seqs: int
     num_tokens: int  # of the prompt, which is computed once
     max_output: int
+    tenant: str = ""
 
 
 class Place:
@@ -49,14 +51,19 @@ class WaitingRoom:
     """``num_running``: sequences in the core's batch, kept right by the owner; free seats are no waiting."""
 
     def __init__(
-        self, config: QueueConfig, max_num_seqs: int, rate: ServiceRate, on_refusal: Callable[[str], None]
+        self,
+        config: QueueConfig,
+        max_num_seqs: int,
+        rate: ServiceRate,
+        tenants: Tenants,
+        on_refusal: Callable[[str], None],
     ) -> None:
         """``on_refusal`` hears the name of each limit that refuses a request."""
         default = 16 * max_num_seqs
         limit = default if config.max_num_queued_reqs is None else config.max_num_queued_reqs
         self._max_seqs = limit or math.inf
         self._max_tokens = config.max_num_queued_tokens or math.inf
-        self._seats, self._rate, self._on_refusal = max_num_seqs, rate, on_refusal
+        self._seats, self._rate, self._tenants, self._on_refusal = max_num_seqs, rate, tenants, on_refusal
         self.num_running = 0
         self.num_seqs = self.num_tokens = self._max_output = 0
 
@@ -64,21 +71,29 @@ class WaitingRoom:
         self.num_seqs += sign * load.num_seqs
         self.num_tokens += sign * load.num_tokens
         self._max_output += sign * load.max_output
+        self._tenants.queue(load.tenant, sign * load.num_seqs)
 
-    def check(self) -> None:
-        """Raises OverloadedError if not even the smallest request would be let in."""
-        self._check(1, 1)
+    def check(self, tenant: str = "") -> None:
+        """Raises OverloadedError if not even the smallest request of ``tenant`` would be let in."""
+        self._check(1, 1, tenant)
 
     def enter(self, loads: Sequence[Load]) -> list[Place]:
-        """A place for each prompt of a request. Raises OverloadedError if they do not fit together."""
-        self._check(sum(load.num_seqs for load in loads), sum(load.num_tokens for load in loads))
+        """A place for each prompt of a request, which has one tenant. Raises OverloadedError if not all may enter."""
+        tenant, num_tokens = loads[0].tenant, sum(load.num_tokens for load in loads)
+        self._check(sum(load.num_seqs for load in loads), num_tokens, tenant)
+        self._tenants.use(tenant, num_tokens)
         places = []
         for load in loads:
             self._add(load, 1)
             places.append(Place(self, load))
         return places
 
-    def _check(self, num_seqs: int, num_tokens: int) -> None:
+    def _check(self, num_seqs: int, num_tokens: int, tenant: str) -> None:
+        try:
+            self._tenants.check(tenant, num_seqs)
+        except OverloadedError as error:
+            self._on_refusal(error.reason)
+            raise
         if self.num_seqs == 0:
             return
         free = max(0, self._seats - self.num_running)

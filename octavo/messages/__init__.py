@@ -24,6 +24,7 @@ from octavo.messages.sampling_params import (
 )
 from octavo.messages.step import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
 from octavo.messages.structured_outputs import StructuredOutputsParams
+from octavo.messages.tenant import Tenant
 
 __all__ = [
     "BeamSearch",
@@ -44,6 +45,7 @@ __all__ = [
     "SchedulerOutput",
     "SchedulerStats",
     "StructuredOutputsParams",
+    "Tenant",
     "ThinkingTokens",
     "TokenLogprobs",
 ]

@@ -8,6 +8,7 @@ import msgspec
 
 from octavo.messages.fault import RequestFault
 from octavo.messages.sampling_params import SamplingParams
+from octavo.messages.tenant import Tenant
 
 
 class FinishReason(enum.StrEnum):
@@ -30,6 +31,7 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: list[int] = []  # ids that end the sequence unless ignore_eos (generation_config + tokenizer)
     bad_words_token_ids: list[list[int]] = []  # sequences of ids, each of which must not be completed
     priority: int = 0
+    tenant: Tenant = Tenant()
     sample_index: int = 0  # which of the n samples of one user request this is; part of the random key
     cache_salt: str | None = None
     grammar: str | None = None  # that the output must follow, as the checker of structured_output wrote it

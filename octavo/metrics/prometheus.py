@@ -29,10 +29,17 @@ logger = logging.getLogger(__name__)
 class EngineMetrics:
     """All of ``table.METRICS`` for one engine, labelled ``model_name`` and ``engine``.
 
-    ``cache_info`` becomes the labels of ``cache_config_info``.
+    ``cache_info`` becomes the labels of ``cache_config_info``; ``tenants`` are all values of the label ``tenant``.
     """
 
-    def __init__(self, model_name: str, max_model_len: int, cache_info: Mapping[str, str], engine: str = "0"):
+    def __init__(
+        self,
+        model_name: str,
+        max_model_len: int,
+        cache_info: Mapping[str, str],
+        engine: str = "0",
+        tenants: tuple[str, ...] = ("other",),
+    ) -> None:
         self.registry = CollectorRegistry()
         self._labels = {"model_name": model_name, "engine": engine}
         self._metrics: dict[str, Any] = {}
@@ -44,6 +51,8 @@ class EngineMetrics:
         self._sources = self._children("prompt_tokens_by_source", "source", PROMPT_TOKEN_SOURCES)
         self._waiting_reasons = self._children("num_requests_waiting_by_reason", "reason", WAITING_REASONS)
         self._rejections = self._children("admission_rejections", "reason", REJECTION_REASONS)
+        self._tenant_prompts = self._children("tenant_prompt_tokens", "tenant", tenants)
+        self._tenant_outputs = self._children("tenant_generation_tokens", "tenant", tenants)
         self._num_deferred = 0  # of the waiting, by the last report
         self._plain = {m.name: self._metrics[m.name].labels(**self._labels) for m in METRICS if self._is_plain(m)}
         self._failed = False
@@ -87,6 +96,11 @@ class EngineMetrics:
         deferred = min(self._num_deferred, waiting)
         self._waiting_reasons["capacity"].set(waiting - deferred)
         self._waiting_reasons["deferred"].set(deferred)
+
+    def count_tenant(self, tenant: str, prompt_tokens: int, output_tokens: int) -> None:
+        """Tokens computed for ``tenant``, one of those that the metrics were made for."""
+        self._count(self._tenant_prompts[tenant], prompt_tokens)
+        self._count(self._tenant_outputs[tenant], output_tokens)
 
     def count_rejection(self, reason: str) -> None:
         """A request was refused because of the limit ``reason``."""

@@ -36,4 +36,10 @@ class IterationStats:
     num_cached_tokens: int = 0  # the part of them that the prefix cache supplied
     first_token_seconds: list[float] = field(default_factory=list)  # arrival to first token
     inter_token_seconds: list[float] = field(default_factory=list)
+    tenant_tokens: dict[str, tuple[int, int]] = field(default_factory=dict)  # of prompts, of answers
     finished: list[FinishedRequest] = field(default_factory=list)
+
+    def count_tenant(self, name: str, prompt_tokens: int, output_tokens: int) -> None:
+        """Tokens computed for a tenant."""
+        prompts, outputs = self.tenant_tokens.get(name, (0, 0))
+        self.tenant_tokens[name] = prompts + prompt_tokens, outputs + output_tokens

@@ -71,10 +71,15 @@ METRICS: tuple[Metric, ...] = (
     Metric("request_params_n", "histogram", "n of a request.", (), N_BUCKETS),
     Metric("iteration_tokens_total", "histogram", "Tokens computed in one step.", (), ITERATION_BUCKETS),
     Metric("core_restarts", "counter", "Times that a dead engine core was replaced.", prefix="octavo:"),
+    Metric("tenant_prompt_tokens", "counter", "Prompt tokens, by tenant.", ("tenant",), prefix="octavo:"),
+    Metric("tenant_generation_tokens", "counter", "Tokens generated, by tenant.", ("tenant",), prefix="octavo:"),
     Metric("cache_config_info", "gauge", "The KV cache's configuration, as labels; always 1."),
 )
 
-REJECTION_REASONS = ("max_num_queued_reqs", "max_num_queued_tokens")
+REJECTION_REASONS = (
+    *("max_num_queued_reqs", "max_num_queued_tokens"),
+    *("tenant_max_queued", "tenant_tokens_per_minute"),
+)
 WAITING_REASONS = ("capacity", "deferred")
 FINISHED_REASONS = tuple(reason.value for reason in FinishReason)
 PROMPT_TOKEN_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")

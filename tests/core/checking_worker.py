@@ -27,12 +27,14 @@ from octavo.messages import (
     RequestFault,
     SamplingParams,
     SchedulerOutput,
+    Tenant,
     TokenLogprobs,
 )
 from tests.core.beam_reference import beam_search
 
 VOCAB = 23
 EOS = 0
+NOBODY = Tenant()
 GARBAGE = -1  # what comes of KV that was never written
 
 
@@ -50,6 +52,7 @@ def make_request(
     eos: bool = False,
     salt: str | None = None,
     priority: int = 0,
+    tenant: Tenant = NOBODY,
     **sampling: object,
 ) -> EngineCoreRequest:
     """A request that stops at EOS only if told to."""
@@ -61,6 +64,7 @@ def make_request(
         eos_token_ids=[EOS],
         cache_salt=salt,
         priority=priority,
+        tenant=tenant,
     )
 
 

@@ -7,8 +7,9 @@ from contextlib import aclosing
 
 import pytest
 
-from octavo.config import QueueConfig
+from octavo.config import QueueConfig, TenantTable
 from octavo.engine.async_llm import AsyncLLM
+from octavo.engine.tenants import Tenants
 from octavo.engine.waiting_room import Load, WaitingRoom
 from octavo.exceptions import OverloadedError
 from octavo.messages import EngineCoreOutput, EngineCoreOutputs, FinishReason, SamplingParams, SchedulerStats
@@ -20,9 +21,8 @@ from .tiny_llama import make_config
 
 def room(seqs: int | None = 4, tokens: int = 100, *, seats: int = 2, running: int = 2) -> tuple[WaitingRoom, list[str]]:
     refused: list[str] = []
-    made = WaitingRoom(
-        QueueConfig(max_num_queued_reqs=seqs, max_num_queued_tokens=tokens), seats, ServiceRate(), refused.append
-    )
+    config = QueueConfig(max_num_queued_reqs=seqs, max_num_queued_tokens=tokens)
+    made = WaitingRoom(config, seats, ServiceRate(), Tenants(TenantTable()), refused.append)
     made.num_running = running
     return made, refused
 

@@ -10,15 +10,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from octavo.config import SchedulerConfig
+from octavo.core.fair import FairPolicy
 from octavo.core.policy import FcfsPolicy
 from octavo.core.priority import PriorityPolicy
 from octavo.exceptions import ValidationError
-from octavo.messages import BeamSearch, EngineCoreRequest, FinishReason
+from octavo.messages import BeamSearch, EngineCoreRequest, FinishReason, Tenant
 from tests.core.checking_worker import VOCAB, ByPriority, Loop, SortedByPriority, cache_config, make_request
 
 # Prompts are cut out of a few texts, so that many share a beginning.
 TEXTS = [[(3 * i + 7 * text) % VOCAB for i in range(40)] for text in range(2)]
-POLICIES = [FcfsPolicy, PriorityPolicy, ByPriority, SortedByPriority]
+POLICIES = [FcfsPolicy, PriorityPolicy, FairPolicy, ByPriority, SortedByPriority]
 
 
 @st.composite
@@ -56,6 +57,7 @@ sampling = st.fixed_dictionaries(
         "eos": st.booleans(),
         "salt": st.sampled_from([None, None, None, None, "a"]),
         "priority": st.integers(0, 2),
+        "tenant": st.sampled_from([Tenant(), Tenant("a"), Tenant("b", 2.0), Tenant("c", 0.5, 1), Tenant("d", 1.0, 2)]),
         "n": st.sampled_from([1, 1, 1, 2, 4]),
         "num_beams": st.sampled_from([0, 0, 0, 0, 1, 3]),
     }

@@ -7,14 +7,15 @@ import random
 import pytest
 
 from octavo.config import SchedulerConfig
+from octavo.core.fair import FairPolicy
 from octavo.core.policy import FcfsPolicy, Policy
 from octavo.core.priority import PriorityPolicy
-from octavo.messages import FinishReason
+from octavo.messages import FinishReason, Tenant
 from tests.core.checking_worker import VOCAB, ByPriority, Loop, SortedByPriority, cache_config, make_request
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-@pytest.mark.parametrize("policy", [FcfsPolicy, PriorityPolicy, ByPriority, SortedByPriority])
+@pytest.mark.parametrize("policy", [FcfsPolicy, PriorityPolicy, FairPolicy, ByPriority, SortedByPriority])
 @pytest.mark.parametrize("chunked", [True, False], ids=["chunked", "whole"])
 @pytest.mark.parametrize("seed", range(4))
 def test_storm(depth: int, policy: type[Policy], chunked: bool, seed: int) -> None:
@@ -34,6 +35,7 @@ def test_storm(depth: int, policy: type[Policy], chunked: bool, seed: int) -> No
                 eos=rng.random() < 0.2,
                 salt=rng.choice([None, None, "a"]),
                 priority=rng.randrange(3),
+                tenant=Tenant(rng.choice("ab"), rng.choice([1.0, 3.0]), rng.choice([None, None, 2])),
                 max_tokens=rng.choice([1, 10, 40]),
                 prompt_logprobs=rng.choice([None, None, None, 0]),
                 n=rng.choice([1, 1, 1, 2, 5, 12]),

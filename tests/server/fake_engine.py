@@ -10,8 +10,9 @@ import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from octavo.config import SamplingConfig
+from octavo.config import SamplingConfig, TenantTable
 from octavo.engine.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from octavo.engine.tenants import Tenants
 from octavo.exceptions import EngineDeadError, OverloadedError, RequestError, ValidationError
 from octavo.messages import EngineInfo, RequestOutputKind, SamplingParams
 
@@ -73,6 +74,8 @@ class FakeEngine:
         self.text: str | None = None
         self.num_waiting = 0
         self.overload: OverloadedError | None = None
+        self.tenants: list[str] = []
+        self.table = Tenants(TenantTable())
         self._abort_ids: set[str | None] = set()
         self.running = 0
         self.aborted = 0
@@ -91,14 +94,18 @@ class FakeEngine:
     async def check_constraint(self, sampling_params: SamplingParams) -> None:
         """Nothing is ever constrained here."""
 
-    def check_queue(self) -> None:
+    def check_queue(self, tenant: str = "") -> None:
         """Raises ``overload``, if it is set, as an engine with a full queue does."""
         if self.overload is not None:
             raise self.overload
 
-    def reserve(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[None]:
+    def reserve(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], tenant: str) -> list[None]:
         self.check_queue()
+        self.tenants.append(tenant)
         return [None] * len(prompts)
+
+    def bound(self, params: SamplingParams, tenant: str, *, explicit: bool, priority: int) -> SamplingParams:
+        return self.table.bound(tenant, params, explicit=explicit, priority=priority)
 
     @property
     def num_running(self) -> int:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from octavo.config import ServerConfig, TenantLimits, TenantTable
+from octavo.engine.tenants import Tenants
 from octavo.exceptions import OverloadedError
 from tests.server.fake_engine import FakeEngine
 from tests.server.test_requests import client_of
@@ -38,3 +41,63 @@ async def test_a_full_queue_is_a_429_that_says_when_to_come_back(route: str, str
         assert (await client.get("/health")).status_code == 200
         engine.overload = None
         assert (await client.post(route, json=ROUTES[route])).status_code == 200
+
+
+def tenant_client(engine: FakeEngine, **fields: Any) -> httpx.AsyncClient:
+    config = ServerConfig(api_key=("one", "two"), **fields)
+    return client_of(engine, config)
+
+
+async def test_the_key_says_whose_a_request_is(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("acme:k1\nacme:k2\nzeta:k3\n")
+    engine = FakeEngine()
+    async with tenant_client(engine, api_key_file=str(tmp_path / "keys")) as client:
+        for key in ("k1", "k2", "k3", "one"):
+            more = {"Authorization": f"Bearer {key}", "X-Tenant": "forged"}
+            body = {**ROUTES["/v1/completions"], "user": "forged"}
+            assert (await client.post("/v1/completions", json=body, headers=more)).status_code == 200
+    assert engine.tenants[:3] == ["acme", "acme", "zeta"]
+    assert engine.tenants[3].startswith("key-")
+
+
+async def test_a_trusted_header_says_it_where_that_was_configured() -> None:
+    engine = FakeEngine()
+    async with tenant_client(engine, tenant_header="X-Tenant") as client:
+        key = {"Authorization": "Bearer one"}
+        body = ROUTES["/v1/chat/completions"]
+        for told in ({"X-Tenant": "a.b-c_1"}, {}):
+            answer = await client.post("/v1/chat/completions", json=body, headers={**key, **told})
+            assert answer.status_code == 200
+        for odd in ("", "a b", "a" * 65, "a,b"):
+            answer = await client.post("/v1/chat/completions", json=body, headers={**key, "X-Tenant": odd})
+            assert (answer.status_code, "x-tenant" in answer.text) == (400, True)
+        twice = [("Authorization", "Bearer one"), ("X-Tenant", "a"), ("X-Tenant", "b")]
+        assert (await client.post("/v1/chat/completions", json=body, headers=twice)).status_code == 400
+    assert engine.tenants[0] == "a.b-c_1"
+    assert engine.tenants[1].startswith("key-")
+    assert len(engine.tenants) == 2
+
+
+@pytest.mark.parametrize(
+    ("route", "field"),
+    [
+        ("/v1/completions", "max_tokens"),
+        ("/v1/chat/completions", "max_completion_tokens"),
+        ("/v1/responses", "max_output_tokens"),
+        ("/v1/messages", "max_tokens"),
+    ],
+)
+async def test_a_tenants_bounds_are_a_400_that_names_them(route: str, field: str) -> None:
+    engine = FakeEngine()
+    engine.table = Tenants(TenantTable(default=TenantLimits(max_tokens=5, priority=(0, 3))))
+    async with client_of(engine) as client:
+        body = {**ROUTES[route], field: 6}
+        answer = await client.post(route, json=body)
+        assert answer.status_code == 400
+        assert "at most 5 for this tenant, got 6" in answer.json()["error"]["message"]
+        assert field in answer.json()["error"]["message"] or answer.json()["error"].get("param") == field
+        assert (await client.post(route, json={**body, field: 5})).status_code == 200
+        assert (await client.post("/v1/chat/completions", json={"messages": MESSAGES})).status_code == 200
+        assert engine.seen[-1].max_tokens == 5
+        refused = await client.post("/v1/completions", json={"prompt": "a", "priority": -1, "max_tokens": 2})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "priority")

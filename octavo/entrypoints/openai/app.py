@@ -20,6 +20,7 @@ from octavo.entrypoints.openai.responses import router as responses
 from octavo.entrypoints.openai.routing import IGNORED_FIELDS
 from octavo.entrypoints.request_ids import RequestIds
 from octavo.entrypoints.state import ServerState
+from octavo.entrypoints.tenants import TenantHeader
 
 ROUTERS = (
     *(chat.router, completions.router, responses.router, models.router, render.router),
@@ -51,6 +52,8 @@ def build_app(state: ServerState) -> FastAPI:
     app.add_middleware(
         KeyGuard, keys=state.keys, open_paths=OPEN_PATHS | ({"/metrics"} if config.public_metrics else set())
     )
+    if config.tenant_header is not None:
+        app.add_middleware(TenantHeader, name=config.tenant_header)
     app.add_middleware(ErrorShield)
     app.add_middleware(HeadAsGet)
     if config.allowed_origins:

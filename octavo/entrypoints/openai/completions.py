@@ -27,6 +27,7 @@ from octavo.entrypoints.openai.sse import (
     until_disconnect,
 )
 from octavo.entrypoints.state import ServerState
+from octavo.entrypoints.tenants import current_tenant
 from octavo.exceptions import ValidationError
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
 
 async def prepare(state: ServerState, engine: AsyncLLM, body: CompletionRequest) -> CompletionAnswer:
     """Check everything and encode the prompts. Raises ValidationError or OverloadedError before an answer has begun."""
-    engine.check_queue()
+    engine.check_queue(current_tenant())
     requested = body.max_tokens
     if requested is not None and (requested < 0 or (requested == 0 and not body.echo)):
         raise ValidationError(

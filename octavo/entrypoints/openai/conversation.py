@@ -26,6 +26,7 @@ from octavo.entrypoints.openai.reading import PLAIN, Reader, Reading, reader_for
 from octavo.entrypoints.openai.sampling import sampling_params
 from octavo.entrypoints.openai.translate import renamed
 from octavo.entrypoints.state import ServerState
+from octavo.entrypoints.tenants import current_tenant
 from octavo.exceptions import ValidationError
 from octavo.messages import ThinkingTokens
 
@@ -217,7 +218,7 @@ async def prepare(
 
     With ``clamp_output`` the answer may have as many tokens as the context has room for, when more were asked for.
     """
-    engine.check_queue()
+    engine.check_queue(current_tenant())
     field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     requested: int | None = getattr(request, field)
     if requested is not None and requested < 1:
@@ -238,7 +239,9 @@ async def prepare(
     exactly, at_most = (None, requested) if clamp_output else (requested, state.sampling_defaults.get("max_tokens"))
     budget = output_budget(len(token_ids), exactly, at_most, limit, prompt_field="messages", field=field)
     identity = response_id(id_prefix, request)
-    with renamed({"prompt": "messages", "logprobs": "top_logprobs"}):  # the engine's words for what the client gave
+    with renamed(
+        {"prompt": "messages", "logprobs": "top_logprobs", "max_tokens": field}
+    ):  # the engine's words for what the client gave
         params = sampling_params(
             request,
             state.sampling_defaults,

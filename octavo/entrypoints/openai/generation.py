@@ -19,6 +19,7 @@ from octavo.entrypoints.openai.constraints import named_by
 from octavo.entrypoints.openai.protocol import GenerationRequest
 from octavo.entrypoints.request_ids import current_request_id
 from octavo.entrypoints.state import ServerState
+from octavo.entrypoints.tenants import current_tenant
 
 if TYPE_CHECKING:
     from octavo.engine.outputs import RequestMetrics, RequestOutput
@@ -116,8 +117,10 @@ class Generation:
         *,
         response_id: str,
     ) -> None:
-        self.request, self.prompts, self.params = request, prompts, params
         self._state, self._engine = state, state.ready_engine()
+        tenant, explicit = current_tenant(), request.names_max_tokens
+        params = [self._engine.bound(one, tenant, explicit=explicit, priority=request.priority) for one in params]
+        self.request, self.prompts, self.params = request, prompts, params
         self.tokenizer = self._engine.tokenizer
         self.id, self.model, self.created = response_id, state.model_name, int(time.time())
         self.system_fingerprint = state.system_fingerprint
@@ -126,7 +129,7 @@ class Generation:
         self._times: RequestMetrics | None = None
         # what the client chose may repeat, what the engine is told must not: an abort is for this one alone
         self._engine_id = f"{response_id}-{uuid.uuid4().hex[:12]}"
-        places = self._engine.reserve(prompts, params)
+        places = self._engine.reserve(prompts, params, tenant)
         more: dict[str, Any] = {"priority": request.priority, "cache_salt": request.cache_salt}
         self._streams = [
             self._engine.generate(prompt, one, request_id=self._engine_id, place=place, **more)

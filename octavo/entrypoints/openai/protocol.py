@@ -116,6 +116,11 @@ class GenerationRequest(BaseModel):
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     request_id: Annotated[str, Field(max_length=256)] | None = None
 
+    @property
+    def names_max_tokens(self) -> bool:
+        """The client itself said how long the answer may be."""
+        return self.max_tokens is not None or getattr(self, "max_completion_tokens", None) is not None
+
     def refuse(self, table: dict[str, tuple[Any, ...]]) -> list[str]:
         """Raise ValidationError for a field of REFUSED or ``table`` that asks for something; the unknown fields."""
         if self.stream_options is not None and not self.stream:

@@ -1,0 +1,95 @@
+"""What tenants may have: checked at the door, counted while they use it. Knows nothing of keys or headers.
+
+A tenant that the table does not list has the default limits, each for itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from octavo.config import TenantTable
+from octavo.engine.token_bucket import TokenBucket
+from octavo.exceptions import OverloadedError, ValidationError
+from octavo.messages import SamplingParams, Tenant
+
+MAX_BUCKETS = 4096  # more, and those that are full are forgotten: a new one would be full too
+
+
+class Tenants:
+    """The limits of ``table``, and how much of them is used. ``clock`` gives seconds."""
+
+    def __init__(self, table: TenantTable, clock: Callable[[], float] = time.monotonic) -> None:
+        self._table, self._clock = table, clock
+        self._queued: Counter[str] = Counter()  # sequences, by tenant; no zeros
+        self._buckets: dict[str, TokenBucket] = {}
+
+    def label(self, name: str) -> str:
+        """The tenant's name in metrics: only those of the table have one of their own."""
+        return name if name in self._table.listed else "other"
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return (*self._table.listed, *(() if "other" in self._table.listed else ("other",)))
+
+    def tenant(self, name: str) -> Tenant:
+        """What the scheduler must know."""
+        limits = self._table.limits_of(name)
+        return Tenant(name, limits.weight, limits.max_running)
+
+    def bound(self, name: str, params: SamplingParams, *, explicit: bool, priority: int) -> SamplingParams:
+        """``params`` with no more max_tokens than the tenant may ask for.
+
+        Raises ValidationError for a priority out of its range, and where more tokens were asked for in words
+        (``explicit``).
+        """
+        limits = self._table.limits_of(name)
+        if limits.priority is not None and not limits.priority[0] <= priority <= limits.priority[1]:
+            low, high = limits.priority
+            message = f"priority must be in [{low}, {high}] for this tenant, got {priority}"
+            raise ValidationError(message, parameter="priority", value=priority)
+        most, wanted = limits.max_tokens, params.max_tokens
+        if most is None or (wanted is not None and wanted <= most):
+            return params
+        if explicit:
+            message = f"max_tokens must be at most {most} for this tenant, got {wanted}"
+            raise ValidationError(message, parameter="max_tokens", value=wanted)
+        return params.replace(max_tokens=most)
+
+    def check(self, name: str, num_seqs: int) -> None:
+        """Raises OverloadedError, naming the limit, if ``num_seqs`` more may not wait, or its minute is used up."""
+        limits = self._table.limits_of(name)
+        queued = self._queued[name]
+        if limits.max_queued is not None and queued and queued + num_seqs > limits.max_queued:
+            raise OverloadedError(
+                f"{queued} sequences of this tenant are waiting, and its max_queued is {limits.max_queued}",
+                reason="tenant_max_queued",
+            )
+        if limits.tokens_per_minute is not None and (wait := self._bucket(name, limits.tokens_per_minute).wait()):
+            raise OverloadedError(
+                f"this tenant has used up its tokens_per_minute, {limits.tokens_per_minute}; there will be some again "
+                f"in {wait:.1f} s",
+                reason="tenant_tokens_per_minute",
+                retry_after=wait,
+            )
+
+    def queue(self, name: str, num_seqs: int) -> None:
+        """``num_seqs`` more sequences wait (negative: fewer)."""
+        self._queued[name] += num_seqs
+        if not self._queued[name]:
+            del self._queued[name]
+
+    def use(self, name: str, num_tokens: int) -> None:
+        """Tokens of a prompt that was taken in, or of an answer."""
+        limit = self._table.limits_of(name).tokens_per_minute
+        if limit is not None:
+            self._bucket(name, limit).use(num_tokens)
+
+    def _bucket(self, name: str, per_minute: int) -> TokenBucket:
+        bucket = self._buckets.get(name)
+        if bucket is None:
+            if len(self._buckets) >= MAX_BUCKETS:
+                self._buckets = {one: kept for one, kept in self._buckets.items() if not kept.is_full}
+            bucket = self._buckets[name] = TokenBucket(per_minute, self._clock)
+        return bucket
