@@ -27,7 +27,7 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
 
 def rms_norm(x: Array, weight: Array, eps: float, groups: int = 1) -> Array:
     """x [M, H], weight [H / groups] -> [M, H]."""
-    parts = x.reshape(x.shape[0], groups, -1)
+    parts = x.reshape(x.shape[0], groups, x.shape[1] // groups)  # -1 would not do for no rows
     mean = np.mean(parts * parts, axis=-1, keepdims=True)
     return (parts / np.sqrt(mean + x.dtype.type(eps)) * weight).reshape(x.shape)
 
