@@ -16,6 +16,8 @@ from octavo.tokenizer.fast import SPACE, Description, FastTokenizer
 
 logger = logging.getLogger(__name__)
 
+MAX_CUTTING = 1 << 28  # characters copied to find the merges of a vocabulary: a second; Gemma's needs a twenty-fifth
+
 PREFIX = "tokenizer.ggml."
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # values of tokenizer.ggml.token_type
 
@@ -124,6 +126,9 @@ class _Metadata:
         if "tokenizer.ggml.merges" in self._metadata:
             return self._merges_in_file()
         scores = self._per_token("scores", 0.0)
+        if (work := sum(len(token) ** 2 for token in self.tokens)) > MAX_CUTTING:
+            reason = f"its tokens are too long to be cut in two everywhere: {work} steps, at most {MAX_CUTTING}"
+            raise FormatError(self.path, reason, key=PREFIX + "tokens")
         mergeable = {token for token, kind in zip(self.tokens, self.types) if kind == NORMAL}
         ranked = sorted((-scores[i], i) for i, kind in enumerate(self.types) if kind == NORMAL)
         merges: list[tuple[str, str]] = []

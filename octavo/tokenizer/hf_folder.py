@@ -26,7 +26,9 @@ def load_from_folder(folder: str | os.PathLike[str]) -> FastTokenizer:
         raise UnsupportedModel(f"{folder}: no tokenizer.json; older formats must be converted with transformers first")
     try:
         backend = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library raises plain Exception, or panics, which is not even that
         raise FormatError(path, f"not a tokenizer: {error}") from error
     config = read_json(folder, "tokenizer_config.json", required=False)
     special_map = read_json(folder, "special_tokens_map.json", required=False)

@@ -13,6 +13,7 @@ from octavo.cli.main import main
 from octavo.config import ModelConfig
 from octavo.exceptions import FormatError, ModelError
 from octavo.model_loader.load import inspect_model
+from octavo.tokenizer import load_tokenizer
 from tests.formats.gguf_writer import pack_entry, pack_string, pack_value
 from tests.fuzz.test_files import tiny_gguf, use
 
@@ -90,6 +91,14 @@ def test_a_file_that_lies(tmp_path: Path, case: str) -> None:
     assert str(path) in str(caught.value)
     if isinstance(caught.value, FormatError):
         assert caught.value.key is not None or caught.value.offset is not None
+
+
+def test_a_vocabulary_that_would_take_for_ever(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    length = 1_000_002  # as much more as keeps the data aligned
+    path.write_bytes(swapped(pack_string("x7"), pack_string("x" * length))(GOOD))
+    with pytest.raises(FormatError, match="too long"):
+        load_tokenizer(str(path))
 
 
 def test_the_honest_file_is_a_model(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 from octavo.config import ModelConfig
-from octavo.exceptions import OctavoError
+from octavo.exceptions import FormatError, OctavoError
 from octavo.model_loader.load import inspect_model, load_model
 from octavo.tokenizer import load_tokenizer
 from tests.engine.tiny_llama import write_model, write_tokenizer
@@ -146,6 +146,12 @@ def with_file(model: Path, folder: Path, name: str, content: bytes) -> Path:
 def test_safetensors(model: Path, tmp_path: Path, data: st.DataObject) -> None:
     content = data.draw(damaged([(model / "model.safetensors").read_bytes()], focus=2000))
     survives(with_file(model, tmp_path, "model.safetensors", content))
+
+
+@pytest.mark.parametrize("content", corpus("tokenizer.json"), ids=range(len(corpus("tokenizer.json"))))
+def test_tokenizers_that_once_failed(model: Path, tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(FormatError, match=r"tokenizer\.json"):
+        use(with_file(model, tmp_path, "tokenizer.json", content))
 
 
 @pytest.mark.parametrize("name", JSON_FILES)

@@ -223,3 +223,15 @@ def test_who_can_reach_it() -> None:
         listener = listen.bind(config)
         assert listen.is_reachable_from_elsewhere(config, listener) is elsewhere
         listen.close(config, listener)
+
+
+async def test_a_page_cannot_send_a_body_that_needs_no_preflight() -> None:
+    """Without asking the server first, a browser sends these types, or none."""
+    content = b'{"prompt": "x", "max_tokens": 1}'
+    async with client_of(ServerConfig()) as client:
+        for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""):
+            headers = {"content-type": kind} if kind else {}
+            refused = await client.post("/v1/completions", content=content, headers=headers)
+            assert refused.status_code == 400, kind
+        headers = {"content-type": "application/json; charset=utf-8"}
+        assert (await client.post("/v1/completions", content=content, headers=headers)).status_code == 200
