@@ -11,8 +11,11 @@ import pytest
 
 from octavo.exceptions import ConfigError, RequestError, ValidationError
 from octavo.messages import StructuredOutputsParams
+from octavo.structured_output.check_process import try_out
 from octavo.structured_output.checker import GrammarChecker
-from octavo.structured_output.translate import OPTIONS
+from octavo.structured_output.compiler import compile_grammar
+from octavo.structured_output.translate import OPTIONS, translate
+from octavo.structured_output.vocabulary import byte_vocabulary
 from octavo.tokenizer import load_tokenizer
 from tests.engine.tiny_llama import VOCAB, make_config
 
@@ -158,3 +161,11 @@ def test_nothing_is_left_behind(tiny_model: str) -> None:
     checker.close()
     assert process._process.returncode is not None
     checker.close()
+
+
+def test_the_width_of_the_vocabulary_is_not_held_against_a_grammar() -> None:
+    """Where a text may end, the mask has a bit far behind all others."""
+    special = {"<|im_end|>": 151_645, "<tool_call>": 151_657}
+    vocabulary = byte_vocabulary(special, [151_645], 151_936)
+    for params in (Params(regex="(?s:.*)"), Params(grammar='start: (<tool_call> "a")+')):
+        assert try_out(compile_grammar(vocabulary, translate(params, special))) is None
