@@ -15,9 +15,9 @@ from typing import Any
 from octavo.args.engine_args import engine_config_from_kwargs
 from octavo.args.resolve import resolve_engine_config
 from octavo.engine.llm_engine import LLMEngine
-from octavo.engine.outputs import RequestOutput
+from octavo.engine.outputs import CompletionOutput, Logprob, RequestOutput
 from octavo.entrypoints.progress import download_bar
-from octavo.messages import RequestOutputKind, SamplingParams
+from octavo.messages import BeamSearch, RequestOutputKind, SamplingParams
 from octavo.tokenizer.base import Tokenizer
 
 TEXT = (
@@ -25,6 +25,7 @@ TEXT = (
     "a wheel of a different size; the miller of the smallest one kept a book in which he wrote, every evening, how "
     "much corn had been ground and who had brought it. On the 17th of March 1832 he noted: 'Two sacks, wet. 4 pence.' "
 )
+Logprobs = Sequence[dict[int, Logprob] | None]
 OpenEngine = Callable[..., AbstractContextManager[LLMEngine]]
 LENGTHS = (5, 16, 17, 32, 33, 48, 7, 64, 90, 128, 150, 31, 200, 3, 72, 110)
 SHARED = 48  # tokens with which the longer prompts begin alike, so that the prefix cache has work
@@ -50,7 +51,7 @@ class VerifyResult:
 
 
 def make_cases(tokenizer: Tokenizer, *, quick: bool) -> list[Case]:
-    """16 requests (quick: 6) of mixed lengths: greedy, seeded sampling, penalties; all with logprobs."""
+    """16 requests (quick: 6) of mixed lengths: greedy, seeded sampling, penalties, n = 4, beams; all with logprobs."""
     ids = tokenizer.encode(TEXT * 8, add_special_tokens=False)
     kinds: list[dict[str, Any]] = [
         {"temperature": 0.0},
@@ -62,12 +63,15 @@ def make_cases(tokenizer: Tokenizer, *, quick: bool) -> list[Case]:
     for number, length in enumerate(lengths):
         start = 0 if length < SHARED else SHARED + 5 * number
         prompt = (ids[:SHARED] + ids[start:])[:length]
+        beams = number % 6 == 3  # of the greedy kind
         params = SamplingParams(
             **kinds[number % 3],
+            n=4 if number % 6 == 1 else 1,
+            beam_search=BeamSearch(beam_width=3) if beams else None,
             max_tokens=8 if quick else 24,
             ignore_eos=True,
             logprobs=2,
-            prompt_logprobs=1 if number % 5 == 4 else None,
+            prompt_logprobs=1 if number % 5 == 4 and not beams else None,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         cases.append(Case(prompt, params))
@@ -103,7 +107,13 @@ def run_cases(engine: LLMEngine, cases: Sequence[Case]) -> list[RequestOutput]:
 
 def difference(expected: RequestOutput, got: RequestOutput) -> str | None:
     """Where two outputs part, or None if they agree in every bit."""
-    one, other = expected.outputs[0], got.outputs[0]
+    for one, other in zip(expected.outputs, got.outputs, strict=True):
+        if found := _sample_difference(one, other):
+            return f"sample {one.index}: {found}" if len(expected.outputs) > 1 else found
+    return _logprobs_difference("prompt", expected.prompt_logprobs, got.prompt_logprobs)
+
+
+def _sample_difference(one: CompletionOutput, other: CompletionOutput) -> str | None:
     if one.finish_reason == "error" or other.finish_reason == "error":
         return f"failed: {other.stop_reason or one.stop_reason}"
     for position, (left, right) in enumerate(zip(one.token_ids, other.token_ids)):
@@ -111,22 +121,28 @@ def difference(expected: RequestOutput, got: RequestOutput) -> str | None:
             return f"token {position} is {right}, not {left}"
     if len(one.token_ids) != len(other.token_ids) or one.finish_reason != other.finish_reason:
         return f"ended after {len(other.token_ids)} tokens ({other.finish_reason}), not {len(one.token_ids)}"
-    pairs = [("output", one.logprobs, other.logprobs), ("prompt", expected.prompt_logprobs, got.prompt_logprobs)]
-    for kind, ours, theirs in pairs:
-        if len(ours or ()) != len(theirs or ()):
-            return f"{len(theirs or ())} {kind} logprobs, not {len(ours or ())}"
-        for position, (left_entry, right_entry) in enumerate(zip(ours or (), theirs or ())):
-            if left_entry != right_entry:
-                return f"{kind} logprobs at {position}: {right_entry} instead of {left_entry}"
+    return _logprobs_difference("output", one.logprobs, other.logprobs)
+
+
+def _logprobs_difference(kind: str, ours: Logprobs | None, theirs: Logprobs | None) -> str | None:
+    if len(ours or ()) != len(theirs or ()):
+        return f"{len(theirs or ())} {kind} logprobs, not {len(ours or ())}"
+    for position, (left, right) in enumerate(zip(ours or (), theirs or ())):
+        if left != right:
+            return f"{kind} logprobs at {position}: {right} instead of {left}"
     return None
 
 
 def _compare(name: str, expected: list[RequestOutput], got: list[RequestOutput], note: str) -> VerifyResult:
-    tokens = sum(len(output.outputs[0].token_ids) for output in got)
+    tokens = _num_tokens(got)
     for number, (left, right) in enumerate(zip(expected, got, strict=True)):
         if found := difference(left, right):
             return VerifyResult(name, False, f"request {number}: {found}", len(got), tokens)
     return VerifyResult(name, True, note, len(got), tokens)
+
+
+def _num_tokens(outputs: Sequence[RequestOutput]) -> int:
+    return sum(len(sample.token_ids) for output in outputs for sample in output.outputs)
 
 
 def make_growing_cases(tokenizer: Tokenizer, block_size: int, *, quick: bool) -> list[Case]:
@@ -139,8 +155,9 @@ def make_growing_cases(tokenizer: Tokenizer, block_size: int, *, quick: bool) ->
         logprobs=2,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
+    kinds = (params, params.replace(n=2, temperature=1.0, seed=5), params, params)
     count = 4 if quick else 8
-    return [Case(ids[7 * number :][: block_size - 2], params) for number in range(count)]
+    return [Case(ids[7 * number :][: block_size - 2], kinds[number % 4]) for number in range(count)]
 
 
 def verify_model(
@@ -162,7 +179,7 @@ def verify_model(
     with open_engine() as engine:
         cases = make_cases(engine.tokenizer, quick=quick)
         expected = [run_cases(engine, [case])[0] for case in cases]
-        report(f"reference: {len(cases)} requests alone, {sum(len(o.outputs[0].token_ids) for o in expected)} tokens")
+        report(f"reference: {len(cases)} requests alone, {_num_tokens(expected)} tokens")
         settle(
             _compare("alone again", expected, [run_cases(engine, [case])[0] for case in cases], "no batch, no cache")
         )
