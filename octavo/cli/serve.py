@@ -2,7 +2,7 @@
 
 bind the socket ── HTTP answers (/health: 503, with the phase)
              └── fetch the model ── start the engine ── /health: 200
-SIGTERM ── no new connections ── running requests get --shutdown-timeout ── the rest is aborted ── exit
+SIGTERM ── new requests: 503, /health: 503 ── running ones get --shutdown-timeout ── the rest ends with an error ── exit
 a second signal ── exit at once
 """
 
@@ -39,11 +39,12 @@ if TYPE_CHECKING:
 
     import uvicorn
 
+    from octavo.engine.async_llm import AsyncLLM
     from octavo.entrypoints.state import ServerState
 
 logger = logging.getLogger("octavo.server")
 
-GRACE = 5.0  # seconds beyond --shutdown-timeout in which aborted streams may say so
+GRACE = 5.0  # seconds after the drain in which the last answers may be read
 KEEP_ALIVE = 60  # seconds that an idle connection stays open
 
 
@@ -140,7 +141,7 @@ class Serving:
             server_header=False,
             headers=[("x-content-type-options", "nosniff")],
             timeout_keep_alive=KEEP_ALIVE,
-            timeout_graceful_shutdown=int(self.server_config.shutdown_timeout + GRACE),
+            timeout_graceful_shutdown=int(GRACE),
         )
         config.load()
         config.ssl = self.tls
@@ -191,18 +192,26 @@ class Serving:
         """The first signal drains, the second one stops."""
         if self._stopping:
             if self._http is not None:
-                self._http.force_exit = True
+                self._http.should_exit = self._http.force_exit = True
             return
         self._stopping = True
-        if self._http is not None:
-            self._http.should_exit = True
         if self.state.engine is None:
             assert self._starting is not None
             self._starting.cancel()
+            if self._http is not None:
+                self._http.should_exit = True
         else:
             print("octavo finishes what runs; a second signal stops at once", flush=True)
-            timeout = self.server_config.shutdown_timeout
-            self._draining = asyncio.create_task(self.state.engine.shutdown(timeout))
+            self._draining = asyncio.create_task(self._drain(self.state.engine))
+
+    async def _drain(self, engine: AsyncLLM) -> None:
+        """Answer those who come with 503 until what runs has ended; then stop listening."""
+        self.state.draining = True
+        try:
+            await engine.shutdown(self.server_config.shutdown_timeout)
+        finally:
+            if self._http is not None:
+                self._http.should_exit = True
 
     def _on_reload(self) -> None:
         """Read keys and certificate again; what cannot be read stays as it was."""

@@ -385,8 +385,9 @@ class AsyncLLM:
         return await asyncio.shield(self._gone)
 
     async def shutdown(self, drain_seconds: float = 0.0, *, now: bool = False) -> None:
-        """Refuse new requests, give running ones ``drain_seconds``, abort the rest, end the process. Idempotent.
+        """Refuse new requests, give running ones ``drain_seconds``, end the rest and the process. Idempotent.
 
+        The streams of the rest raise EngineDeadError.
         A second call while the first one drains does not wait for it; ``now`` does not wait for the core's step either.
         """
         self._closing = True
@@ -394,8 +395,9 @@ class AsyncLLM:
             self._drained.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._drained.wait(), drain_seconds)
-        for parent in list(self._collectors):
-            self._abort(parent)
+        fault = RequestFault("the server is shutting down; please ask again")
+        for parent in [p for p in self._collectors if not p.finished]:
+            self._end(parent, EngineDeadError, fault)
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks)

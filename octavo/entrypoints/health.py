@@ -17,16 +17,18 @@ router = APIRouter()
 
 HEALTH = {
     **describe_answer(ServerHealth),
-    503: {**describe_answer(ServerHealth)[200], "description": "loading, restarting, or dead"},
+    503: {**describe_answer(ServerHealth)[200], "description": "loading, restarting, draining, or dead"},
 }
 
 
 @router.get("/health", response_class=Response, responses=HEALTH)
 async def health(request: Request) -> Response:
-    """200 when requests are served; 503 while loading or restarting, and after the engine has died for good."""
+    """200 when requests are served; 503 while loading, restarting or draining, and once the engine is dead."""
     state = server_state(request)
     if state.failure is None and state.engine is None:
         return json_response(ServerHealth("loading", phase=state.phase, progress=state.progress), 503)
+    if state.draining:
+        return json_response(ServerHealth("draining"), 503)
     try:
         await state.ready_engine().check_health()
     except EngineRestartingError as error:

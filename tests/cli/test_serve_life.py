@@ -103,6 +103,33 @@ def test_sigterm_lets_running_requests_finish(server: RunningServer) -> None:
         httpx.get(f"{server.url}/health")
 
 
+def test_a_draining_server_listens_and_refuses_and_ends_the_rest_at_the_limit(smollm2_path: str) -> None:
+    flags = list(FLAGS)
+    flags[flags.index("--shutdown-timeout") + 1] = "2"
+    body = {"prompt": "Once", "max_tokens": 480, "n": 16, "ignore_eos": True, "stream": True}
+    with running_server(smollm2_path, *flags) as server:
+        server.wait_until_ready()
+        with (
+            httpx.Client(timeout=60) as kept,
+            httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as stream,
+        ):
+            assert kept.get(f"{server.url}/health").status_code == 200
+            lines = stream.iter_lines()
+            next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            server.wait_for_line("(a second signal stops at once)")
+            told = kept.get(f"{server.url}/health")
+            assert (told.status_code, told.json()["status"]) == (503, "draining")
+            refused = httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"}, timeout=60)
+            assert (refused.status_code, refused.headers["connection"]) == (503, "close")
+            assert int(refused.headers["retry-after"]) > 0
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert '"code":503' in rest[-2]
+        assert "the server is shutting down" in rest[-2]
+        assert server.process.wait(60) == 0
+
+
 def test_a_second_signal_stops_at_once(server: RunningServer) -> None:
     fields = {"prompt": "Once", "max_tokens": 480, "n": 16, "ignore_eos": True, "stream": True}
     received = 0

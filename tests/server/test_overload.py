@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 
 from octavo.config import ServerConfig, TenantLimits, TenantTable
 from octavo.engine.tenants import Tenants
+from octavo.entrypoints.openai.app import build_app
+from octavo.entrypoints.state import ServerState
 from octavo.exceptions import OverloadedError
 from tests.server.fake_engine import FakeEngine
 from tests.server.test_requests import client_of
@@ -101,3 +104,29 @@ async def test_a_tenants_bounds_are_a_400_that_names_them(route: str, field: str
         assert engine.seen[-1].max_tokens == 5
         refused = await client.post("/v1/completions", json={"prompt": "a", "priority": -1, "max_tokens": 2})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "priority")
+
+
+async def test_a_draining_server_sends_new_clients_elsewhere() -> None:
+    engine = FakeEngine(delay=0.02)
+    state = ServerState("m", engine=engine)  # type: ignore[arg-type]
+    transport = httpx.ASGITransport(build_app(state))
+    async with httpx.AsyncClient(transport=transport, base_url="http://octavo") as client:
+        running = asyncio.create_task(client.post("/v1/chat/completions", json={"messages": MESSAGES, "max_tokens": 9}))
+        while not engine.running:
+            await asyncio.sleep(0.01)
+        state.draining = True
+        for path, status in (("/health", "draining"), ("/ping", "draining")):
+            answer = await client.get(path)
+            assert (answer.status_code, answer.json()["status"]) == (503, status)
+            assert answer.headers["connection"] == "close"
+        assert (await client.post("/ping")).json()["status"] == "draining"
+        for route, body in ROUTES.items():
+            answer = await client.post(route, json=body)
+            assert answer.status_code == 503
+            assert (answer.headers["connection"], answer.headers["retry-after"]) == ("close", "5")
+            kind = answer.json()["error"]["type"]
+            assert kind == ("overloaded_error" if route == "/v1/messages" else "ServiceUnavailableError")
+        assert (await client.get("/metrics")).status_code == 200
+        assert (await client.get("/load")).json()["server_load"] == 1
+        done = await running
+        assert (done.status_code, done.json()["usage"]["completion_tokens"]) == (200, 9)

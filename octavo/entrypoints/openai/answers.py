@@ -251,7 +251,7 @@ class ServerLoad(msgspec.Struct, frozen=True):
 
 
 class ServerHealth(msgspec.Struct, frozen=True, omit_defaults=True):
-    """``status`` is ok, loading or dead."""
+    """``status`` is ok, loading, restarting, draining or dead."""
 
     status: str
     phase: str | None = None
