@@ -9,6 +9,8 @@ OctavoError
 ├── ValidationError        one request is wrong (names parameter and value; HTTP 400)
 ├── RequestError           one request failed while running (HTTP 500 for that request alone)
 ├── OverloadedError        too much is waiting; the request was not taken in (HTTP 429)
+│   └── QueueTimeError     it was, and waited too long; nothing of it was done
+├── DeadlineError          the request ran, and was not finished in its time (HTTP 504)
 ├── EngineDeadError        the engine core is gone (HTTP 503)
 │   └── EngineRestartingError  for now: another one is being started
 ├── KernelError            a backend cannot run an op
@@ -77,6 +79,17 @@ class OverloadedError(OctavoError):
     def __init__(self, message: str, *, reason: str, retry_after: float | None = None):
         super().__init__(message)
         self.reason, self.retry_after = reason, retry_after
+
+
+class QueueTimeError(OverloadedError):
+    """A request waited as long as it may, and nothing of it was done."""
+
+    def __init__(self, message: str):
+        super().__init__(message, reason="max_queue_time")
+
+
+class DeadlineError(OctavoError):
+    """A request was not finished within its time-out."""
 
 
 class EngineDeadError(OctavoError):

@@ -202,12 +202,18 @@ class QueueConfig:
     max_num_queued_tokens: int = option(
         2**20, "most prompt tokens that wait before requests are refused with 429 (0: no end)", tokens=True
     )
+    max_queue_time: float = option(0.0, "most seconds that a request waits before it is refused with 429 (0: no end)")
+    generation_timeout: float = option(
+        0.0, "most seconds from a request's arrival to the end of its answer; it may ask for less (0: no end)"
+    )
     tenants: str | None = option(None, "TOML file with weights and limits of tenants, who are known by their keys")
 
     def __post_init__(self) -> None:
         for name in ("max_num_queued_reqs", "max_num_queued_tokens"):
             value = getattr(self, name)
             _require(value is None or 0 <= value <= MAX_TOKENS, name, value, f"0..{MAX_TOKENS}")
+        for name in ("max_queue_time", "generation_timeout"):
+            _require(0 <= getattr(self, name) <= MAX_SECONDS, name, getattr(self, name), f"0..{MAX_SECONDS:g}")
 
 
 @dataclass(frozen=True, kw_only=True)

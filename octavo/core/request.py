@@ -153,6 +153,10 @@ class Request:
             known.append(hash_block(known[-1] if known else None, tokens, self.extras(i)))
         return known
 
+    def is_late(self, now: float) -> bool:
+        """Its deadline has passed: nobody waits for it any more."""
+        return self.source.deadline is not None and now >= self.source.deadline
+
     def advance(self, num_tokens: int) -> bool:
         """Count ``num_tokens`` as computed by a new step; True if that step samples the next token."""
         self.num_computed_tokens += num_tokens

@@ -150,6 +150,9 @@ class Scheduler:
             waiting = self._policy.peek(self._deferral.is_ready)
             if waiting is None or (urgently and not self._policy.goes_first(waiting, self._running)):
                 break
+            if waiting.scheduled_time is None and waiting.is_late(self._clock()):
+                self._failed += self._end(waiting.request_id, FinishReason.ABORT)
+                continue
             try:
                 kept = len(self._running) - len(step) if urgently else 0
                 if self._admit(waiting, step, kept):

@@ -14,12 +14,14 @@ import contextlib
 import itertools
 import logging
 import os
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 import msgspec
 
 from octavo.config import EngineConfig, TenantTable
 from octavo.engine.core_client import AsyncCoreClient
+from octavo.engine.deadlines import Deadlines
 from octavo.engine.fault_log import tell
 from octavo.engine.gate import Gate
 from octavo.engine.input_processor import InputProcessor
@@ -31,7 +33,14 @@ from octavo.engine.prompts import Prompt, parse_prompt
 from octavo.engine.supervisor import Supervisor
 from octavo.engine.tenants import Tenants
 from octavo.engine.waiting_room import Load, Place, WaitingRoom
-from octavo.exceptions import EngineDeadError, EngineRestartingError, OctavoError, RequestError, ValidationError
+from octavo.exceptions import (
+    EngineDeadError,
+    EngineRestartingError,
+    OctavoError,
+    QueueTimeError,
+    RequestError,
+    ValidationError,
+)
 from octavo.messages import (
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -60,6 +69,10 @@ def _ready_tokenizer(path: str) -> Tokenizer:
     with contextlib.suppress(ValidationError):  # there is no template, or it wants other messages
         tokenizer.apply_chat_template([{"role": "user", "content": ""}])
     return tokenizer
+
+
+def _is_past(deadline: float | None) -> bool:
+    return deadline is not None and time.monotonic() >= deadline
 
 
 class AsyncLLM:
@@ -99,6 +112,7 @@ class AsyncLLM:
         self._rate = ServiceRate()
         self._tenants = Tenants(tenants or TenantTable())
         self.metrics = EngineMetrics(name, info.max_model_len, cache_info, tenants=self._tenants.labels)
+        self._deadlines = Deadlines(config.queue)
         self._room = WaitingRoom(
             config.queue, config.scheduler.max_num_seqs, self._rate, self._tenants, self.metrics.count_rejection
         )
@@ -153,14 +167,18 @@ class AsyncLLM:
         return self._tenants.bound(tenant, params, explicit=explicit, priority=priority)
 
     def reserve(
-        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], tenant: str = ""
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: Sequence[SamplingParams],
+        tenant: str = "",
+        timeout: float | None = None,
     ) -> list[Place]:
         """Places in the queue for all prompts (token ids) of one request, to be given to :meth:`generate`.
 
-        Raises OverloadedError if they do not fit together.
+        Raises OverloadedError if they do not fit together, or could not even begin within ``timeout`` seconds.
         """
-        both = zip(prompts, params, strict=True)
-        return self._room.enter([Load(p.n, len(ids), p.n * (p.max_tokens or 0), tenant) for ids, p in both])
+        loads = [Load(p.n, len(ids), p.n * (p.max_tokens or 0), tenant) for ids, p in zip(prompts, params, strict=True)]
+        return self._room.enter(loads, self._deadlines.timeout(timeout))
 
     def generate(
         self,
@@ -171,6 +189,7 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str | None = None,
         tenant: str = "",
+        timeout: float | None = None,
         place: Place | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Check the request now, and return its stream; it is submitted when iteration begins.
@@ -180,6 +199,7 @@ class AsyncLLM:
         iterator raises RequestError if a sequence fails while it runs, ValidationError if that is for something it asks
         in vain, EngineDeadError if the core dies in the middle of the answer, and EngineRestartingError if it has not
         come back in time. Closing or cancelling the iterator aborts the request.
+        After ``timeout`` seconds the iterator raises DeadlineError, or QueueTimeError if the request has not begun.
         ``place`` or else ``tenant`` says whose it is. ``request_id`` is only echoed and may repeat. Text is tokenised
         here, with special tokens; pass token ids to choose otherwise. A consumer slower than the engine gets several
         steps' outputs as one.
@@ -190,8 +210,13 @@ class AsyncLLM:
         request = self._input.process(parsed.prompt, sampling_params, priority=priority, cache_salt=salt)
         external_id = request_id if request_id is not None else f"request-{next(self._numbers)}"
         if place is None:
-            (place,) = self.reserve([request.prompt_token_ids], [request.sampling_params], tenant)
-        request = msgspec.structs.replace(request, tenant=self._tenants.tenant(place.load.tenant))
+            (place,) = self.reserve([request.prompt_token_ids], [request.sampling_params], tenant, timeout)
+        seconds = self._deadlines.timeout(timeout)
+        request = msgspec.structs.replace(
+            request,
+            tenant=self._tenants.tenant(place.load.tenant),
+            deadline=None if seconds is None else request.arrival_time + seconds,
+        )
         return self._stream(external_id, parsed.text, request, place)
 
     async def _stream(
@@ -202,17 +227,25 @@ class AsyncLLM:
         parent = ParentRequest(request_id, prompt, request, collector.put)
         self._collectors[parent] = collector
         self._places[parent.child_ids[0]] = place
+        timers = self._deadlines.watch(
+            request.arrival_time, request.deadline, lambda: place.waits, lambda error: self._give_up(parent, error)
+        )
         try:
             self._output.add(parent)
             self._gate.enter(parent)
             while not parent.finished or collector:
                 output = await collector.get()
                 for completion in output.outputs:
+                    if completion.finish_reason == FinishReason.ABORT and _is_past(request.deadline):
+                        timeout = (request.deadline or 0.0) - request.arrival_time
+                        raise self._deadlines.late(timeout, place.waits)
                     if completion.finish_reason == FinishReason.ERROR:
                         fault = completion.fault or RequestFault("")
                         raise fault.exception(str(completion.stop_reason))
                 yield output
         finally:
+            for timer in timers:
+                timer.cancel()
             self._abort(parent)
             place.leave()
             self._places.pop(parent.child_ids[0], None)
@@ -234,6 +267,15 @@ class AsyncLLM:
         message = tell(fault, parent.request_id, parent.child_ids[0], parent.label)
         self._collectors[parent].fail(kind(message))
         self._note(self._output.end(parent.child_ids, FinishReason.ERROR, message))
+
+    def _give_up(self, parent: ParentRequest, error: OctavoError) -> None:
+        """Its time is over: its stream raises ``error``, and the core forgets it."""
+        if isinstance(error, QueueTimeError):
+            self.metrics.count_rejection(error.reason)
+        named = (parent.request_id, parent.child_ids[0], error)
+        logger.warning("request %s (%s) ended: %s", *named, extra={"request_id": parent.label})
+        self._collectors[parent].fail(error)
+        self._abort(parent)
 
     def _abort(self, parent: ParentRequest) -> None:
         """End what still runs of a request, here and in the core."""

@@ -38,6 +38,10 @@ class Place:
     def __init__(self, room: WaitingRoom, load: Load) -> None:
         self._room, self.load, self._left = room, load, False
 
+    @property
+    def waits(self) -> bool:
+        return not self._left
+
     def leave(self) -> None:
         """Idempotent."""
         if not self._left:
@@ -77,10 +81,16 @@ class WaitingRoom:
         """Raises OverloadedError if not even the smallest request of ``tenant`` would be let in."""
         self._check(1, 1, tenant)
 
-    def enter(self, loads: Sequence[Load]) -> list[Place]:
-        """A place for each prompt of a request, which has one tenant. Raises OverloadedError if not all may enter."""
+    def enter(self, loads: Sequence[Load], timeout: float | None = None) -> list[Place]:
+        """A place for each prompt of a request, which has one tenant. Raises OverloadedError if not all may enter.
+
+        Nor may they if the room will take longer than ``timeout`` seconds, as far as that can be foreseen.
+        """
         tenant, num_tokens = loads[0].tenant, sum(load.num_tokens for load in loads)
         self._check(sum(load.num_seqs for load in loads), num_tokens, tenant)
+        wait = self.wait_seconds()
+        if timeout is not None and wait is not None and wait > timeout and self.num_seqs:
+            raise self._hopeless(wait, timeout)
         self._tenants.use(tenant, num_tokens)
         places = []
         for load in loads:
@@ -110,6 +120,13 @@ class WaitingRoom:
         if self._rate.mean_output is not None:
             outputs = min(outputs, self.num_seqs * self._rate.mean_output)
         return self._rate.seconds_for(self.num_tokens, outputs)
+
+    def _hopeless(self, wait: float, timeout: float) -> OverloadedError:
+        self._on_refusal("timeout")
+        message = (
+            f"what waits takes about {wait:.0f} s at the measured rate, and the request's timeout is {timeout:g} s"
+        )
+        return OverloadedError(message, reason="timeout", retry_after=min(wait - timeout, MAX_RETRY_SECONDS))
 
     def _refusal(self, reason: str, limit: float, share: float) -> OverloadedError:
         """``share`` of the room must have left before the request fits."""

@@ -32,6 +32,7 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     bad_words_token_ids: list[list[int]] = []  # sequences of ids, each of which must not be completed
     priority: int = 0
     tenant: Tenant = Tenant()
+    deadline: float | None = None  # time.monotonic() seconds: it is not worth starting afterwards
     sample_index: int = 0  # which of the n samples of one user request this is; part of the random key
     cache_salt: str | None = None
     grammar: str | None = None  # that the output must follow, as the checker of structured_output wrote it

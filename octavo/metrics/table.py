@@ -78,6 +78,7 @@ METRICS: tuple[Metric, ...] = (
 
 REJECTION_REASONS = (
     *("max_num_queued_reqs", "max_num_queued_tokens"),
+    *("max_queue_time", "timeout"),
     *("tenant_max_queued", "tenant_tokens_per_minute"),
 )
 WAITING_REASONS = ("capacity", "deferred")

@@ -10,7 +10,8 @@ import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from octavo.config import SamplingConfig, TenantTable
+from octavo.config import QueueConfig, SamplingConfig, TenantTable
+from octavo.engine.deadlines import Deadlines
 from octavo.engine.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from octavo.engine.tenants import Tenants
 from octavo.exceptions import EngineDeadError, OverloadedError, RequestError, ValidationError
@@ -62,7 +63,7 @@ class ToolTokenizer(FakeTokenizer):
 
 
 class FakeEngine:
-    """Emits ``abc...`` until max_tokens, or ``text`` and then EOS; ``fail_after`` raises RequestError after so many."""
+    """Emits ``abc...`` until max_tokens, or ``text`` and then EOS; ``fail_after`` so many it raises ``failure``."""
 
     def __init__(self, *, max_model_len: int = 64, delay: float = 0.0, bos: bool = True) -> None:
         self.tokenizer = FakeTokenizer(1 if bos else None)
@@ -71,10 +72,12 @@ class FakeEngine:
         )
         self.delay, self.dead = delay, False
         self.fail_after: int | None = None
+        self.failure: Exception = RequestError("this one failed")
         self.text: str | None = None
         self.num_waiting = 0
         self.overload: OverloadedError | None = None
         self.tenants: list[str] = []
+        self.timeouts: list[float | None] = []
         self.table = Tenants(TenantTable())
         self._abort_ids: set[str | None] = set()
         self.running = 0
@@ -99,8 +102,11 @@ class FakeEngine:
         if self.overload is not None:
             raise self.overload
 
-    def reserve(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], tenant: str) -> list[None]:
+    def reserve(
+        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], tenant: str, timeout: float | None
+    ) -> list[None]:
         self.check_queue()
+        self.timeouts.append(Deadlines(QueueConfig()).timeout(timeout))
         self.tenants.append(tenant)
         return [None] * len(prompts)
 
@@ -127,7 +133,7 @@ class FakeEngine:
             for number, step in enumerate(steps):
                 await asyncio.sleep(self.delay * len(step))
                 if self.fail_after is not None and number >= self.fail_after:
-                    raise RequestError("this one failed")
+                    raise self.failure
                 finished = number == len(steps) - 1
                 if request_id in self._abort_ids:
                     finished, reason = True, "abort"

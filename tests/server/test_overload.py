@@ -13,7 +13,7 @@ from octavo.config import ServerConfig, TenantLimits, TenantTable
 from octavo.engine.tenants import Tenants
 from octavo.entrypoints.openai.app import build_app
 from octavo.entrypoints.state import ServerState
-from octavo.exceptions import OverloadedError
+from octavo.exceptions import DeadlineError, OverloadedError
 from tests.server.fake_engine import FakeEngine
 from tests.server.test_requests import client_of
 
@@ -130,3 +130,38 @@ async def test_a_draining_server_sends_new_clients_elsewhere() -> None:
         assert (await client.get("/load")).json()["server_load"] == 1
         done = await running
         assert (done.status_code, done.json()["usage"]["completion_tokens"]) == (200, 9)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_timeouts_in_body_and_header(route: str) -> None:
+    engine = FakeEngine()
+    async with client_of(engine) as client:
+        for header, own, expected in ((None, 5.5, 5.5), ("7", None, 7.0), ("7.25", 30, 7.25), (None, None, None)):
+            body = ROUTES[route] if own is None else {**ROUTES[route], "timeout": own}
+            headers = {} if header is None else {"X-Request-Timeout": header}
+            assert (await client.post(route, json=body, headers=headers)).status_code == 200
+            assert engine.timeouts[-1] == expected
+        for odd in ("", "-1", "nan", "1e9", "10s", "99999999"):
+            answer = await client.post(route, json=ROUTES[route], headers={"X-Request-Timeout": odd})
+            assert (answer.status_code, "X-Request-Timeout" in answer.text) == (400, True)
+        for value in (0, -3, 1e9):
+            answer = await client.post(route, json={**ROUTES[route], "timeout": value})
+            assert answer.status_code == 400
+            assert "timeout must be more than 0" in answer.json()["error"]["message"]
+
+
+async def test_a_missed_deadline_is_a_504_that_clients_do_not_repeat() -> None:
+    engine = FakeEngine()
+    engine.fail_after, engine.failure = 1, DeadlineError("not finished")
+    async with client_of(engine) as client:
+        body = {"messages": MESSAGES, "max_tokens": 4}
+        streamed = await client.post("/v1/chat/completions", json={**body, "stream": True})
+    assert streamed.status_code == 200
+    events = streamed.text.strip().split("\n\n")
+    assert '"code":504' in events[-2]
+    assert events[-1] == "data: [DONE]"
+    engine.fail_after = 0
+    async with client_of(engine) as client:
+        answer = await client.post("/v1/chat/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (504, "TimeoutError")
+    assert answer.headers["x-should-retry"] == "false"

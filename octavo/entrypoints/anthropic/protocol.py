@@ -30,7 +30,7 @@ IGNORED = frozenset(
 # sampling fields of vLLM that mean here what they mean in chat
 PASSED_ON = (
     *("cache_salt", "chat_template_kwargs", "frequency_penalty", "ignore_eos", "logit_bias", "min_p", "min_tokens"),
-    *("presence_penalty", "priority", "repetition_penalty", "request_id", "seed", "stop_token_ids"),
+    *("presence_penalty", "priority", "repetition_penalty", "request_id", "seed", "stop_token_ids", "timeout"),
 )
 NAMES = {
     "max_completion_tokens": "max_tokens",

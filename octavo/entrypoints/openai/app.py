@@ -13,6 +13,7 @@ from octavo.entrypoints import health, metrics_endpoint
 from octavo.entrypoints.access_log import AccessLog
 from octavo.entrypoints.anthropic import messages
 from octavo.entrypoints.openai import chat, completions, models, render, requests, tokenize
+from octavo.entrypoints.openai.deadlines import TimeoutHeader
 from octavo.entrypoints.openai.draining import DrainGuard
 from octavo.entrypoints.openai.errors import AnthropicErrorBody, ErrorBody, install_error_handlers
 from octavo.entrypoints.openai.middleware import ErrorShield, HeadAsGet, KeyGuard, RequestLimits, RootPath
@@ -55,6 +56,7 @@ def build_app(state: ServerState) -> FastAPI:
     )
     if config.tenant_header is not None:
         app.add_middleware(TenantHeader, name=config.tenant_header)
+    app.add_middleware(TimeoutHeader)
     app.add_middleware(DrainGuard, state=state)
     app.add_middleware(ErrorShield)
     app.add_middleware(HeadAsGet)

@@ -25,7 +25,14 @@ from octavo.entrypoints.access_log import note_cause
 from octavo.entrypoints.openai.field_errors import describe_fields
 from octavo.entrypoints.request_ids import current_request_id
 from octavo.entrypoints.state import NotFoundError, NotReadyError
-from octavo.exceptions import EngineDeadError, OctavoError, OverloadedError, RequestError, ValidationError
+from octavo.exceptions import (
+    DeadlineError,
+    EngineDeadError,
+    OctavoError,
+    OverloadedError,
+    RequestError,
+    ValidationError,
+)
 
 logger = logging.getLogger("octavo.server")
 
@@ -41,6 +48,7 @@ TYPES = {
     431: "RequestHeadersTooLargeError",
     500: "InternalServerError",
     503: "ServiceUnavailableError",
+    504: "TimeoutError",
 }
 ANTHROPIC_TYPES = {
     401: "authentication_error",
@@ -134,6 +142,8 @@ def _describe(error: BaseException) -> tuple[int, str, str | None]:
         return 403, str(error), None
     if isinstance(error, EngineDeadError | NotReadyError):
         return 503, str(error), None
+    if isinstance(error, DeadlineError):
+        return 504, str(error), None
     if isinstance(error, OverloadedError):
         return 429, str(error), None
     if isinstance(error, RequestError):
@@ -147,6 +157,8 @@ def _describe(error: BaseException) -> tuple[int, str, str | None]:
 
 async def _on_octavo_error(request: Request, error: Exception) -> Response:
     headers = {}
+    if isinstance(error, DeadlineError):  # read by the official clients: what took too long once may do so again
+        headers["x-should-retry"] = "false"
     if isinstance(error, OverloadedError) and error.retry_after is not None:
         headers["Retry-After"] = str(math.ceil(error.retry_after))
     return error_response(*describe(error), path=request.url.path, headers=headers)

@@ -16,6 +16,7 @@ from msgspec import UNSET, UnsetType
 from octavo.entrypoints.access import current_caller
 from octavo.entrypoints.openai.answers import CompletionTokensDetails, PromptTokensDetails, RequestTimes, Usage
 from octavo.entrypoints.openai.constraints import named_by
+from octavo.entrypoints.openai.deadlines import shortest
 from octavo.entrypoints.openai.protocol import GenerationRequest
 from octavo.entrypoints.request_ids import current_request_id
 from octavo.entrypoints.state import ServerState
@@ -129,8 +130,9 @@ class Generation:
         self._times: RequestMetrics | None = None
         # what the client chose may repeat, what the engine is told must not: an abort is for this one alone
         self._engine_id = f"{response_id}-{uuid.uuid4().hex[:12]}"
-        places = self._engine.reserve(prompts, params, tenant)
-        more: dict[str, Any] = {"priority": request.priority, "cache_salt": request.cache_salt}
+        timeout = shortest(request.timeout)
+        places = self._engine.reserve(prompts, params, tenant, timeout)
+        more: dict[str, Any] = {"timeout": timeout, "priority": request.priority, "cache_salt": request.cache_salt}
         self._streams = [
             self._engine.generate(prompt, one, request_id=self._engine_id, place=place, **more)
             for prompt, one, place in zip(prompts, params, places, strict=True)

@@ -113,6 +113,7 @@ class GenerationRequest(BaseModel):
     return_token_ids: bool | None = False
     return_metrics: bool | None = False
     priority: int = 0
+    timeout: float | None = None  # seconds
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     request_id: Annotated[str, Field(max_length=256)] | None = None
 

@@ -33,7 +33,7 @@ IGNORED = frozenset(
 PASSED_ON = (
     *("cache_salt", "chat_template_kwargs", "frequency_penalty", "ignore_eos", "logit_bias", "min_p", "min_tokens"),
     *("presence_penalty", "priority", "repetition_penalty", "request_id", "seed", "skip_special_tokens", "stop"),
-    *("stop_token_ids", "thinking_token_budget", "top_k"),
+    *("stop_token_ids", "thinking_token_budget", "timeout", "top_k"),
 )
 NAMES = {
     "max_completion_tokens": "max_output_tokens",
