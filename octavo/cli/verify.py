@@ -12,13 +12,18 @@ from octavo.entrypoints.verify import verify_model
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", default="smollm2-135m", help="catalogue name, GGUF file, folder or hub id")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter requests")
+    parser.add_argument("--cache-dir", help="where models are kept (default: $OCTAVO_CACHE or ~/.cache/octavo)")
     parser.add_argument("--kv-cache-dtype", choices=get_args(KVCacheDtype), default="auto", help="how K and V are kept")
 
 
 def run(namespace: argparse.Namespace) -> int:
     """Print what was proved; 1 on a difference."""
     results = verify_model(
-        namespace.model, quick=namespace.quick, kv_cache_dtype=namespace.kv_cache_dtype, report=print
+        namespace.model,
+        quick=namespace.quick,
+        kv_cache_dtype=namespace.kv_cache_dtype,
+        cache_dir=namespace.cache_dir,
+        report=print,
     )
     failed = [result.name for result in results if not result.equal]
     if failed:

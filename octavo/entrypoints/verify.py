@@ -161,7 +161,12 @@ def make_growing_cases(tokenizer: Tokenizer, block_size: int, *, quick: bool) ->
 
 
 def verify_model(
-    model: str, *, quick: bool = False, kv_cache_dtype: str = "auto", report: Callable[[str], None]
+    model: str,
+    *,
+    report: Callable[[str], None],
+    quick: bool = False,
+    kv_cache_dtype: str = "auto",
+    cache_dir: str | None = None,
 ) -> list[VerifyResult]:
     """Run the same requests alone, together, in chunks, cached, preempted and on other threads; compare all bits.
 
@@ -174,8 +179,8 @@ def verify_model(
         report(f"{'equal' if result.equal else 'DIFFERENT':10s}{result.name}: {result.detail}")
 
     with download_bar() as progress:
-        model = resolve_engine_config(engine_config_from_kwargs(model=model), progress).model.model
-    open_engine = partial(_engine, model, kv_cache_dtype=kv_cache_dtype)
+        model = resolve_engine_config(engine_config_from_kwargs(model=model, cache_dir=cache_dir), progress).model.model
+    open_engine = partial(_engine, model, kv_cache_dtype=kv_cache_dtype, cache_dir=cache_dir)
     with open_engine() as engine:
         cases = make_cases(engine.tokenizer, quick=quick)
         expected = [run_cases(engine, [case])[0] for case in cases]
