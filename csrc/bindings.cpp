@@ -59,9 +59,9 @@ void run_step(Program& program, nb::handle token_ids, nb::handle positions, nb::
   const Int32Array slots(slot_mapping, "slot_mapping", 1), starts(query_start_loc, "query_start_loc", 1);
   const Int32Array lengths(seq_lens, "seq_lens", 1), tables(block_tables, "block_tables", 2);
   const Int32Array rows(logit_rows, "logit_rows", 1);
-  ids.expect(places.size(0) == ids.size(0) && slots.size(0) == ids.size(0),
+  ids.expect(places.size(0) == ids.size(0) && slots.size(0) == program.groups() * ids.size(0),
              "token_ids, positions and slot_mapping differ in length");
-  starts.expect(starts.size(0) == lengths.size(0) + 1 && tables.size(0) == lengths.size(0),
+  starts.expect(starts.size(0) == lengths.size(0) + 1 && tables.size(0) == program.groups() * lengths.size(0),
                 "query_start_loc, seq_lens and block_tables differ in the number of sequences");
   const Step step = {ids.size(0),  rows.size(0),  lengths.size(0), tables.size(1), ids.data(),    places.data(),
                      slots.data(), starts.data(), lengths.data(),  tables.data(),  rows.data()};
@@ -151,10 +151,11 @@ void bind_program(nb::module_& m) {
       .def("__init__",
            [](Program* self, const Kernels& kernels, std::shared_ptr<ThreadPool> pool, int64_t tokens, int64_t rows,
               int64_t sequences, int64_t blocks_per_seq, int64_t blocks, int64_t block_size, int64_t vocab_size,
-              int64_t max_position, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t layers,
+              int64_t max_position, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t layers, int64_t groups,
               int64_t arena_floats, const std::string& kv_format) {
              const StepLimits limits = {tokens, rows,       sequences,  blocks_per_seq,
-                                        blocks, block_size, vocab_size, max_position};
+                                        blocks, block_size, vocab_size, max_position,
+                                        groups};
              new (self) Program(*kernels.table, std::move(pool),
                                 {limits,
                                  {heads / kv_heads, kv_heads, head_dim},
@@ -163,7 +164,7 @@ void bind_program(nb::module_& m) {
                                  kv_format_of(kv_format)});
            },
            "kernels"_a, "pool"_a, nb::kw_only(), "tokens"_a, "rows"_a, "sequences"_a, "blocks_per_seq"_a, "blocks"_a,
-           "block_size"_a, "vocab_size"_a, "max_position"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "layers"_a,
+           "block_size"_a, "vocab_size"_a, "max_position"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "layers"_a, "groups"_a,
            "arena_floats"_a, "kv_format"_a = "bfloat16")
       .def("add_weights",
            [](Program& p, std::vector<LinearPart> parts, uintptr_t bias) {
@@ -183,7 +184,7 @@ void bind_program(nb::module_& m) {
       .def("add_gather", &Program::add_gather, "x"_a, "out"_a, "width"_a)
       .def("add_rope_table", &Program::add_rope_table, "inv_freq"_a, "factor"_a, "out"_a)
       .def("add_rope", &Program::add_rope, "x"_a, "out"_a, "table"_a, "heads"_a, "head_dim"_a, "pairs"_a)
-      .def("add_write_kv", &Program::add_write_kv, "layer"_a, "k"_a, "v"_a)
+      .def("add_write_kv", &Program::add_write_kv, "group"_a, "layer"_a, "k"_a, "v"_a)
       .def("add_linear_prepare",
            [](Program& p, int64_t linear, Place x, uintptr_t norm, float eps, int64_t scratch, bool per_token) {
              p.add_linear_prepare({linear, x, pointer<float>(norm), eps, scratch, per_token});
@@ -197,7 +198,7 @@ void bind_program(nb::module_& m) {
            },
            "linear"_a, "x"_a, "norm"_a, "eps"_a, "scratch"_a, "per_token"_a, "out"_a, "residual"_a.none(),
            "maxima"_a.none(), "gated"_a)
-      .def("add_attention", &Program::add_attention, "layer"_a, "q"_a, "out"_a, "scale"_a,
+      .def("add_attention", &Program::add_attention, "group"_a, "layer"_a, "q"_a, "out"_a, "scale"_a,
            "window"_a.none())
       .def("set_logits", &Program::set_logits, "logits"_a)
       .def("run", &run_step, "token_ids"_a, "positions"_a, "slot_mapping"_a, "query_start_loc"_a, "seq_lens"_a,

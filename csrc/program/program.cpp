@@ -38,7 +38,8 @@ Program::Program(const KernelTable& kernels, std::shared_ptr<ThreadPool> pool, c
   attention_.scratch = std::make_unique<Memory>(attention_.scratch_bytes * pool_->threads());
 }
 
-KvLayer Program::kv_layer(int64_t layer) const {
+KvLayer Program::kv_layer(int64_t group, int64_t layer) const {
+  if (group < 0 || group >= shape_.limits.groups) throw std::invalid_argument("no group " + std::to_string(group));
   if (layer < 0 || layer >= shape_.layers) throw std::invalid_argument("no layer " + std::to_string(layer));
   const int64_t size = bytes_per_layer(shape_);
   char* keys = cache_->data() + 2 * layer * size;
@@ -112,8 +113,9 @@ void Program::add_rope(Place x, Place out, Place table, int64_t heads, int64_t h
                                                     head_dim, pairs));
 }
 
-void Program::add_write_kv(int64_t layer, Place k, Place v) {
-  add_row_stage("write_kv", std::make_unique<WriteKvStage>(*kernels_.attention, kv_layer(layer), view(k), view(v)));
+void Program::add_write_kv(int64_t group, int64_t layer, Place k, Place v) {
+  add_row_stage("write_kv", std::make_unique<WriteKvStage>(*kernels_.attention, group, kv_layer(group, layer), view(k),
+                                                           view(v)));
 }
 
 LinearCall Program::linear_call(const LinearInput& input) const {
@@ -156,10 +158,11 @@ void Program::add_linear(const LinearInput& input, Place out, const Place* resid
                  std::make_unique<LinearStage>(*kernels_.linear, own_scratch_, call, input.per_token));
 }
 
-void Program::add_attention(int64_t layer, Place q, Place out, float scale, std::optional<int64_t> window) {
+void Program::add_attention(int64_t group, int64_t layer, Place q, Place out, float scale,
+                            std::optional<int64_t> window) {
   if (window && *window < 1) throw std::invalid_argument("window " + std::to_string(*window) + " of no token");
   AttentionCall call = {};
-  call.kv = kv_layer(layer);
+  call.kv = kv_layer(group, layer);
   call.q = view(q).data;
   call.ldq = q.second;
   call.out = view(out).data;
@@ -167,7 +170,7 @@ void Program::add_attention(int64_t layer, Place q, Place out, float scale, std:
   call.group = shape_.attention.group;
   call.scale = scale;
   call.window = window.value_or(kNoWindow);
-  add_wide_stage("attention", std::make_unique<AttentionStage>(*kernels_.attention, *pool_, attention_, call));
+  add_wide_stage("attention", std::make_unique<AttentionStage>(*kernels_.attention, *pool_, attention_, group, call));
 }
 
 void Program::Phase::run(const Step& step, int thread, int threads) const {

@@ -21,7 +21,7 @@ class Program {
   struct Shape {
     StepLimits limits;
     AttentionShape attention;
-    int64_t layers;
+    int64_t layers;  // of a block
     int64_t arena_floats;
     KvFormat kv_format;
   };
@@ -43,7 +43,7 @@ class Program {
   void add_gather(Place x, Place out, int64_t width);
   void add_rope_table(std::vector<float> inv_freq, float factor, Place out);
   void add_rope(Place x, Place out, Place table, int64_t heads, int64_t head_dim, int64_t pairs);
-  void add_write_kv(int64_t layer, Place k, Place v);
+  void add_write_kv(int64_t group, int64_t layer, Place k, Place v);
 
   /// What a linear reads: x, through an rms_norm of these weights if they are not null; and floats from the start of the
   /// arena to where the stage `linear_prepare` leaves it converted.
@@ -60,7 +60,8 @@ class Program {
   /// Wide stages are phases of their own. `residual` may be null, and so may `maxima`, where the linear that makes the
   /// logits puts their maxima. `out` is not where x is.
   void add_linear(const LinearInput& input, Place out, const Place* residual, const Place* maxima, bool gated);
-  void add_attention(int64_t layer, Place q, Place out, float scale, std::optional<int64_t> window);
+  /// `layer` counts within a block, `group` chooses slots and block tables.
+  void add_attention(int64_t group, int64_t layer, Place q, Place out, float scale, std::optional<int64_t> window);
 
   void set_logits(Place logits) { logits_ = view(logits); }
 
@@ -71,6 +72,7 @@ class Program {
   float* logits() const { return logits_.data; }
   /// Their maxima (LinearCall::maxima), rows `stride` apart; data is null where nobody took them.
   View logit_maxima() const { return logit_maxima_; }
+  int64_t groups() const { return shape_.limits.groups; }
   int64_t rows() const { return rows_; }
   int64_t vocab_size() const { return shape_.limits.vocab_size; }
 
@@ -96,7 +98,7 @@ class Program {
   };
 
   View view(Place place) const { return {arena_->at<float>(0) + place.first, place.second}; }
-  KvLayer kv_layer(int64_t layer) const;
+  KvLayer kv_layer(int64_t group, int64_t layer) const;
   void add_row_stage(const char* name, std::unique_ptr<RowStage> stage);
   void add_wide_stage(const char* name, std::unique_ptr<WideStage> stage);
   void run_phases(const Step& step, int thread, int threads);

@@ -57,7 +57,8 @@ void RopeStage::run(const Step&, int64_t first, int64_t last) const {
 }
 
 void WriteKvStage::run(const Step& step, int64_t first, int64_t last) const {
-  for (int64_t i = first; i < last; i++) kernels_.write_kv(kv_, step.slot_mapping[i], k_.row(i), v_.row(i));
+  const int32_t* slots = step.slots(group_);
+  for (int64_t i = first; i < last; i++) kernels_.write_kv(kv_, slots[i], k_.row(i), v_.row(i));
 }
 
 namespace {
@@ -90,7 +91,7 @@ void LinearStage::run(const Step& step, int thread, int threads) {
 void AttentionStage::begin(const Step& step) {
   next_task_.store(0, std::memory_order_relaxed);
   call_.partials = shared_.partials.data();
-  call_.block_tables = step.block_tables;
+  call_.block_tables = step.tables(group_);
   call_.blocks_per_seq = step.blocks_per_seq;
 }
 

@@ -149,12 +149,13 @@ class RopeStage final : public RowStage {
 /// K and V of the step's tokens into their slots.
 class WriteKvStage final : public RowStage {
  public:
-  WriteKvStage(const AttentionKernels& kernels, KvLayer kv, View k, View v)
-      : kernels_(kernels), kv_(kv), k_(k), v_(v) {}
+  WriteKvStage(const AttentionKernels& kernels, int64_t group, KvLayer kv, View k, View v)
+      : kernels_(kernels), group_(group), kv_(kv), k_(k), v_(v) {}
   void run(const Step& step, int64_t first, int64_t last) const override;
 
  private:
   const AttentionKernels& kernels_;
+  int64_t group_;
   KvLayer kv_;
   View k_, v_;
 };
@@ -215,8 +216,9 @@ struct AttentionShared {
 
 class AttentionStage final : public WideStage {
  public:
-  AttentionStage(const AttentionKernels& kernels, ThreadPool& pool, AttentionShared& shared, const AttentionCall& call)
-      : kernels_(kernels), pool_(pool), shared_(shared), plan_(shared.plans[call.window]), call_(call) {}
+  AttentionStage(const AttentionKernels& kernels, ThreadPool& pool, AttentionShared& shared, int64_t group,
+                 const AttentionCall& call)
+      : kernels_(kernels), pool_(pool), shared_(shared), plan_(shared.plans[call.window]), group_(group), call_(call) {}
   void begin(const Step& step) override;
   void run(const Step& step, int thread, int threads) override;
 
@@ -225,6 +227,7 @@ class AttentionStage final : public WideStage {
   ThreadPool& pool_;
   AttentionShared& shared_;
   const AttentionPlan& plan_;
+  int64_t group_;
   AttentionCall call_;
   std::atomic<size_t> next_task_{0};
 };

@@ -34,7 +34,9 @@ void check_sequence(const Step& step, const StepLimits& limits, int64_t s) {
   }
   const int64_t blocks = (length + limits.block_size - 1) / limits.block_size;
   if (blocks > step.blocks_per_seq) refuse(name + ": its table is shorter than its length");
-  check_entries("block_tables", step.block_tables + s * step.blocks_per_seq, blocks, limits.blocks);
+  for (int64_t group = 0; group < limits.groups; group++) {
+    check_entries("block_tables", step.tables(group) + s * step.blocks_per_seq, blocks, limits.blocks);
+  }
   for (int64_t i = 0; i < count; i++) {
     if (step.positions[first + i] != length - count + i) {
       refuse(name + ": position of token " + std::to_string(first + i) + " is " +
@@ -51,7 +53,7 @@ void check_step(const Step& step, const StepLimits& limits) {
   check_size("sequences", step.sequences, limits.sequences);
   check_size("blocks per sequence", step.blocks_per_seq, limits.blocks_per_seq);
   check_entries("token_ids", step.token_ids, step.tokens, limits.vocab_size);
-  check_entries("slot_mapping", step.slot_mapping, step.tokens, limits.blocks * limits.block_size);
+  check_entries("slot_mapping", step.slot_mapping, limits.groups * step.tokens, limits.blocks * limits.block_size);
   check_entries("logit_rows", step.logit_rows, step.rows, step.tokens);
   if (step.query_start_loc[0] != 0 || step.query_start_loc[step.sequences] != step.tokens) {
     refuse("query_start_loc does not run from 0 to the number of tokens");

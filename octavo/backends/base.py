@@ -57,16 +57,18 @@ class Limits:
 class StepInputs:
     """One step, as C-contiguous int32 arrays. Requests are concatenated (varlen).
 
+    G is the number of the program's KV groups: slots and tables of group 0 come first.
+
     token ids of request s are rows query_start_loc[s] .. query_start_loc[s+1]-1; the last of them is at position
     seq_lens[s]-1; slot = block_id * block_size + offset is where a token's K and V go.
     """
 
     token_ids: Int32Array  # [T]
     positions: Int32Array  # [T]
-    slot_mapping: Int32Array  # [T]
+    slot_mapping: Int32Array  # [G * T]
     query_start_loc: Int32Array  # [S + 1]
     seq_lens: Int32Array  # [S], tokens in the KV cache after this step
-    block_tables: Int32Array  # [S, B]
+    block_tables: Int32Array  # [G * S, B]
     logit_rows: Int32Array  # [R], row indices into T
 
 

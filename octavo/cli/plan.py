@@ -36,11 +36,11 @@ class Plan:
 
     @property
     def num_tokens(self) -> int:
-        return self.num_blocks * self.spec.block_size
+        return self.num_blocks // len(self.spec.windows) * self.spec.block_size
 
     def requests_of(self, context: int) -> int:
-        """How many requests of ``context`` tokens fit into the blocks side by side."""
-        return self.num_blocks // -(-context // self.spec.block_size)
+        """How many requests of ``context`` tokens fit into the blocks side by side, blocks before windows included."""
+        return self.num_blocks // (-(-context // self.spec.block_size) * len(self.spec.windows))
 
 
 def make_plan(config: EngineConfig, free_memory: int) -> Plan:
@@ -48,15 +48,17 @@ def make_plan(config: EngineConfig, free_memory: int) -> Plan:
     info = inspect_model(config.model.model, config.model)
     backend, kv_dtype = make_backend(config.backend), config.cache.kv_dtype
     spec = KVCacheSpec(
-        num_layers=info.num_layers,
+        num_layers=info.kv_groups.layers_per_block,
         num_kv_heads=info.num_kv_heads,
         head_dim=info.head_dim,
         element_size=backend.kv_element_size(kv_dtype),
         block_size=config.cache.block_size,
         scale_size=backend.kv_scale_size(kv_dtype),
+        windows=info.kv_groups.windows,
     )
     limit = config.model.max_model_len or info.max_position
-    wanted = (config.scheduler.max_num_seqs * -(-limit // spec.block_size) + 1) * spec.bytes_per_block
+    blocks = config.scheduler.max_num_seqs * -(-limit // spec.block_size) * len(spec.windows) + 1
+    wanted = blocks * spec.bytes_per_block
     default = default_kv_memory(free=free_memory, reserved=info.weight_bytes, wanted=wanted)
     return Plan(info, spec, limit, free_memory, config.cache.kv_cache_memory or default)
 
@@ -68,6 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def lines_of(plan: Plan, name: str | None) -> list[str]:
     """The plan in words, without its table."""
     info, spec = plan.info, plan.spec
+    layers, bytes_per_token = len(spec.windows) * spec.num_layers, len(spec.windows) * spec.bytes_per_token
     head = f"{spec.head_dim} x {spec.element_size} bytes"
     if spec.scale_size:
         head = f"({head} + {spec.scale_size} for the scale)"
@@ -76,8 +79,7 @@ def lines_of(plan: Plan, name: str | None) -> list[str]:
         f"{info.head_dim}, context {plan.max_model_len})",
         f"machine    {cpu_name()}, {format_bytes(plan.free_memory)} free",
         f"weights    {format_bytes(info.weight_bytes)} as {info.weights_format}",
-        f"KV cache   {spec.bytes_per_token} bytes a token = 2 x {spec.num_layers} layers x {spec.num_kv_heads} "
-        f"KV heads x {head}",
+        f"KV cache   {bytes_per_token} bytes a token = 2 x {layers} layers x {spec.num_kv_heads} KV heads x {head}",
         f"           {format_bytes(plan.kv_memory)} hold {plan.num_blocks} blocks of {spec.block_size} = "
         f"{plan.num_tokens} tokens",
     ]
@@ -97,7 +99,7 @@ def run(namespace: argparse.Namespace) -> int:
     table = Table("context", "KV bytes", "requests that fit", "")
     for context in CONTEXTS:
         note = f"beyond the context of {plan.max_model_len}" if context > plan.max_model_len else ""
-        size = format_bytes(context * plan.spec.bytes_per_token)
+        size = format_bytes(context * plan.spec.bytes_per_token * len(plan.spec.windows))
         table.add_row(f"{context // 1024}k", size, str(plan.requests_of(context)), note)
     console.print(table)
     needed = plan.info.weight_bytes + plan.kv_memory

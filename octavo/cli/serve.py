@@ -296,7 +296,8 @@ def start_screen(config: EngineConfig, state: ServerState, url: str, seconds: fl
         ("context", f"{info.max_model_len} tokens, {config.scheduler.max_num_seqs} requests a step"),
         (
             "KV cache",
-            f"{blocks} blocks of {info.block_size} = {blocks * info.block_size} tokens, "
+            f"{blocks} blocks of {info.block_size} = "
+            f"{blocks // info.num_kv_groups * info.block_size} tokens, "
             f"{format_bytes(info.kv_cache_bytes)}, {caching}",
         ),
         ("start-up", ", ".join(f"{name} {spent:.2f} s" for name, spent in info.phases) + f"; {seconds:.2f} s in all"),

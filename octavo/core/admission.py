@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, Protocol
 
-from octavo.core.kv_cache.manager import KVCacheManager
+from octavo.core.kv_cache.groups import KVManager
 from octavo.core.request import Request
 from octavo.exceptions import ValidationError
 from octavo.messages import EngineCoreRequest
 
 
-def max_tokens_that_fit(num_blocks: int, block_size: int) -> int:
-    """Tokens whose KV fits into a pool of ``num_blocks`` blocks, one of which is the null block."""
-    return (num_blocks - 1) * block_size
+def max_tokens_that_fit(num_blocks: int, block_size: int, num_groups: int = 1) -> int:
+    """Tokens of a sequence whose KV fits into ``num_blocks`` blocks, the null block included, in all groups."""
+    return (num_blocks - 1) // num_groups * block_size
 
 
 class RequestLimits:
@@ -154,7 +154,7 @@ def would_help(
     running: Sequence[Request],
     lesser: Sequence[Request],
     rules: Sequence[AdmissionRule],
-    kv: KVCacheManager,
+    kv: KVManager,
 ) -> bool:
     """Does ``waiting`` lack places or blocks that it would find if ``lesser``, a part of ``running``, were gone?"""
 

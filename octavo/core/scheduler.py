@@ -25,7 +25,8 @@ from octavo.core.admission import (
 from octavo.core.doubt import Doubts
 from octavo.core.family import SOLO, Family, Growth, first_request
 from octavo.core.invariants import check_books
-from octavo.core.kv_cache.manager import KVCacheManager, Room
+from octavo.core.kv_cache.groups import make_manager
+from octavo.core.kv_cache.manager import Room
 from octavo.core.policy import POLICIES, Policy
 from octavo.core.request import Request, RequestStatus
 from octavo.core.stats import SchedulerCounters
@@ -58,6 +59,7 @@ class Scheduler:
         num_blocks: int,
         max_model_len: int,
         *,
+        windows: Sequence[int | None] = (None,),
         readiness: Readiness | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -66,12 +68,13 @@ class Scheduler:
             raise ConfigError(f"num_blocks = {num_blocks}: must be at least 2 (one is the null block)")
         self._config = config
         self._clock = clock
-        self._kv = KVCacheManager(num_blocks, cache.block_size, enable_prefix_caching=cache.enable_prefix_caching)
+        caching = cache.enable_prefix_caching
+        self._kv = make_manager(num_blocks, cache.block_size, windows, enable_prefix_caching=caching)
         self._num_blocks = num_blocks
         self._policy: Policy = resolve(POLICIES[config.scheduling_policy])(config)
         self._limits = RequestLimits(
             max_model_len=max_model_len,
-            max_kv_tokens=max_tokens_that_fit(num_blocks, cache.block_size),
+            max_kv_tokens=max_tokens_that_fit(num_blocks, cache.block_size, len(windows)),
             max_step_tokens=None if config.enable_chunked_prefill else config.step_tokens,
         )
         chunked = config.enable_chunked_prefill and config.long_prefill_token_threshold > 0

@@ -101,28 +101,36 @@ class EngineCore:
         spec = self._executor.kv_cache_spec()
         memory = config.cache.kv_cache_memory or self._executor.available_kv_memory()
         num_blocks = memory // spec.bytes_per_block
-        max_model_len = self._fitting_model_len(config, num_blocks, memory)
+        max_model_len = self._fitting_model_len(config, num_blocks, memory, len(spec.windows))
         self._executor.initialize_kv_cache(num_blocks)
         clock.end()
         self._grammars = GrammarReady(self._executor.prepare_grammar)
-        self._scheduler = Scheduler(config.scheduler, config.cache, num_blocks, max_model_len, readiness=self._grammars)
+        self._scheduler = Scheduler(
+            config.scheduler,
+            config.cache,
+            num_blocks,
+            max_model_len,
+            windows=spec.windows,
+            readiness=self._grammars,
+        )
         self.info = EngineInfo(
             max_model_len=max_model_len,
             vocab_size=vocab_size,
             num_blocks=num_blocks,
             block_size=spec.block_size,
+            num_kv_groups=len(spec.windows),
             kv_cache_bytes=num_blocks * spec.bytes_per_block,
             phases=clock.phases,
             facts=self._executor.describe(),
         )
 
     @staticmethod
-    def _fitting_model_len(config: EngineConfig, num_blocks: int, memory: int) -> int:
+    def _fitting_model_len(config: EngineConfig, num_blocks: int, memory: int, num_groups: int) -> int:
         """The configured length, or what the pool holds if that is less: a longer sequence could only starve."""
         wanted = config.model.max_model_len
         if wanted is None:
             raise ConfigError("max_model_len is not set: resolve the configuration first")
-        fits = max_tokens_that_fit(num_blocks, config.cache.block_size) if num_blocks > 1 else 0
+        fits = max_tokens_that_fit(num_blocks, config.cache.block_size, num_groups) if num_blocks > 1 else 0
         if fits < 2:
             raise ConfigError(f"kv_cache_memory = {memory}: too small for a single block of KV cache")
         if fits < wanted:

@@ -42,7 +42,7 @@ class InputProcessor:
         self._info = info
         self._seed = config.model.seed
         self._limits = config.sampling
-        self._pool_tokens = max_tokens_that_fit(info.num_blocks, info.block_size)
+        self._pool_tokens = max_tokens_that_fit(info.num_blocks, info.block_size, info.num_kv_groups)
         chunked, most = config.scheduler.enable_chunked_prefill, config.scheduler.step_tokens
         self._step_tokens = None if chunked else most
         self._counter = itertools.count()

@@ -194,6 +194,7 @@ def verify_model(
         growing = make_growing_cases(engine.tokenizer, engine.info.block_size, quick=quick)
         grown = [run_cases(engine, [case])[0] for case in growing]
         block_bytes = engine.info.kv_cache_bytes // engine.info.num_blocks
+        num_groups = engine.info.num_kv_groups
     for chunk in (7, 64):
         with open_engine(long_prefill_token_threshold=chunk) as engine:
             settle(_compare(f"chunks of {chunk}", expected, run_cases(engine, cases), "in the batch"))
@@ -201,7 +202,7 @@ def verify_model(
         settle(_compare("16 tokens a step", expected, run_cases(engine, cases), "prompts and answers share them"))
     for result in _cache_results(open_engine, cases, expected):
         settle(result)
-    settle(_preemption_result(open_engine, growing, grown, block_bytes))
+    settle(_preemption_result(open_engine, growing, grown, block_bytes, num_groups))
     for threads in (1, 2):
         with open_engine(threads=threads) as engine:
             settle(_compare(f"threads: {threads}", expected, run_cases(engine, cases), "in the batch"))
@@ -219,10 +220,10 @@ def _cache_results(open_engine: OpenEngine, cases: list[Case], expected: list[Re
 
 
 def _preemption_result(
-    open_engine: OpenEngine, cases: list[Case], expected: list[RequestOutput], block_bytes: int
+    open_engine: OpenEngine, cases: list[Case], expected: list[RequestOutput], block_bytes: int, num_groups: int
 ) -> VerifyResult:
     """All cases begin in a pool that holds less than two blocks of each, so they push each other out as they grow."""
-    blocks = 2 * len(cases) - 1
+    blocks = (2 * len(cases) - 1) * num_groups
     with open_engine(kv_cache_memory=(blocks + 1) * block_bytes, max_model_len=64) as engine:
         got = run_cases(engine, cases)
     preemptions = sum(output.metrics.num_preemptions for output in got if output.metrics is not None)

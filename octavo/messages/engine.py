@@ -120,6 +120,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int  # width of the logits
     num_blocks: int  # including the null block
     block_size: int
+    num_kv_groups: int = 1  # a token takes a slot in a block of each group
     kv_cache_bytes: int
     phases: list[tuple[str, float]] = []  # start-up phases and their seconds, in order
     facts: dict[str, str] = {}  # kernels' ISA, threads, weights format and bytes

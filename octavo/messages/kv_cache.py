@@ -1,4 +1,4 @@
-"""What one layer group keeps in its KV cache."""
+"""What the groups of layers keep in the KV cache."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import msgspec
 
 
 class KVCacheSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Shape of the KV cache of one group of layers.
+    """Shape of the KV cache. ``windows``: of each group of layers, None for full attention.
 
     ``element_size`` is bytes per stored number (2 for bf16), ``scale_size`` bytes of the scale of one token's K, or V,
-    of one head (0: none). One block holds ``block_size`` tokens of every layer.
+    of one head (0: none). One block holds ``block_size`` tokens of the ``num_layers`` layers of one group.
     """
 
     num_layers: int
@@ -18,10 +18,11 @@ class KVCacheSpec(msgspec.Struct, frozen=True, kw_only=True):
     element_size: int
     block_size: int
     scale_size: int = 0
+    windows: tuple[int | None, ...] = (None,)
 
     @property
     def bytes_per_token(self) -> int:
-        """2 (K and V) x layers x KV heads x (head dim x element size + scale size)."""
+        """Of one group: 2 (K and V) x layers x KV heads x (head dim x element size + scale size)."""
         return 2 * self.num_layers * self.num_kv_heads * (self.head_dim * self.element_size + self.scale_size)
 
     @property

@@ -23,7 +23,7 @@ class NewRequestData(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: list[int]  # prompt, then any output made before a preemption
     num_prompt_tokens: int
     num_computed_tokens: int
-    block_ids: list[int]  # the whole block table
+    block_ids: list[int]  # the whole block table; with several KV groups, a block of each for every row of tokens
     sampling_params: SamplingParams
     sample_index: int = 0
     eos_token_ids: list[int] = []

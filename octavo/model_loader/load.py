@@ -17,7 +17,7 @@ from octavo.model_loader.safetensors import SafetensorsCheckpoint
 from octavo.model_loader.weight_map import identity_of, load_weights, match_tensors
 from octavo.models.family import Family
 from octavo.models.registry import find_family
-from octavo.program import Program
+from octavo.program import KVGroups, Program
 from octavo.quantization.base import LazyWeights
 
 
@@ -39,6 +39,7 @@ class ModelInfo:
     head_dim: int
     weight_bytes: int
     weights_format: str
+    kv_groups: KVGroups
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,7 @@ def _open(path: str, model_config: ModelConfig) -> _Opened:
         head_dim=config.head_dim,
         weight_bytes=sum(checkpoint.loaded_bytes(name, model_config.dtype) for name in used),
         weights_format=_weights_format(checkpoint, used),
+        kv_groups=program.kv_groups,
     )
     return _Opened(checkpoint, family, program, sources, info)
 

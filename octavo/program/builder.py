@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.exceptions import ModelError
+from octavo.program.kv_groups import group_layers
 from octavo.program.ops import OPS
 from octavo.program.program import Op, Program, Rope, Value, WeightSpec
 
@@ -94,7 +95,8 @@ class ProgramBuilder:
         """The program. ``logits`` must be [R, vocab_size]; layers of attention must be 0..n-1, each once."""
         if logits.shape != ("R", self.vocab_size):
             raise ModelError(f"logits are {logits.shape}, not ('R', {self.vocab_size})")
-        layers = [op.attrs["layer"] for op in self._ops if op.kind == "attention"]
+        attention = [op.attrs for op in self._ops if op.kind == "attention"]
+        layers = [attrs["layer"] for attrs in attention]
         if layers != list(range(len(layers))):
             raise ModelError(f"attention layers are {layers}, not 0..{len(layers) - 1} in order")
         return Program(
@@ -108,7 +110,12 @@ class ProgramBuilder:
             head_dim=self.head_dim,
             max_position=self.max_position,
             vocab_size=self.vocab_size,
+            kv_groups=group_layers([self._narrow(attrs["window"]) for attrs in attention]),
         )
+
+    def _narrow(self, window: int | None) -> int | None:
+        """None if no sequence is longer than the window."""
+        return None if window is None or window >= self.max_position else window
 
     def _weight(self, name: str, *shape: int) -> str:
         spec = self._weights.setdefault(name, WeightSpec(name, shape))

@@ -121,7 +121,8 @@ def _attention(i: Mapping[str, Value], w: Mapping[str, WeightSpec], a: Mapping[s
     block_tables[s, j // block_size], offset j % block_size; query head h uses KV head h // (num_heads / num_kv_heads).
     ``out = softmax(q . k * scale) @ v``, in at least float32. With a ``window`` (int; None: no window) it attends to
     positions max(0, p - window + 1)..p only, as transformers' sliding_window_overlay has it, and blocks that lie before
-    the window of a request's first row are not read: their entries of the table may be any block.
+    the window of a request's first row are not read: their entries of the table may be any block. Slots and table are
+    those of the layer's group (``Program.kv_groups``).
     """
     heads, kv_heads, dim = a["num_heads"], a["num_kv_heads"], a["head_dim"]
     _require(kv_heads > 0 and heads % kv_heads == 0, "attention", f"{heads} heads over {kv_heads} KV heads")

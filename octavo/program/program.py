@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from octavo.program.kv_groups import KVGroups
+
 Dim = int | Literal["T", "R"]
 DType = Literal["int32", "float"]  # "float": the backend's activation type
 
@@ -78,3 +80,4 @@ class Program:
     head_dim: int
     max_position: int
     vocab_size: int
+    kv_groups: KVGroups

@@ -109,7 +109,7 @@ def build_input_batch(states: RequestStates, tables: BlockTables, chunks: Chunks
         slot_mapping=tables.slots(token_rows, positions),
         query_start_loc=offsets.astype(np.int32),
         seq_lens=ends.astype(np.int32),
-        block_tables=tables.table[rows],
+        block_tables=tables.of(rows),
         logit_rows=logit_rows.astype(np.int32),
     )
     return InputBatch(inputs, rows[sampled], first, spans)

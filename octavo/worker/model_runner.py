@@ -65,6 +65,7 @@ class ModelRunner:
         *,
         vocab_size: int,
         max_model_len: int,
+        num_kv_groups: int = 1,
         logprobs_mode: LogprobsMode = "raw_logprobs",
         grammars: GrammarBank | None = None,
     ) -> None:
@@ -77,7 +78,7 @@ class ModelRunner:
         self._max_prompt_rows = limits.max_rows - limits.max_seqs
         self._states = RequestStates(limits.max_seqs, max_model_len, vocab_size)
         self._constraints = Constraints(grammars)
-        self._tables = BlockTables(limits.max_seqs, limits.max_blocks_per_seq, limits.block_size)
+        self._tables = BlockTables(limits.max_seqs, limits.max_blocks_per_seq, limits.block_size, num_kv_groups)
         # Requests that failed here and that the scheduler has not yet told us to forget: plans in flight may still
         # name them. They are left out of the batch and their error is told again.
         self._failed: dict[str, RequestFault] = {}

@@ -70,12 +70,13 @@ class Worker:
         """Valid after load_model."""
         program = self._need_program()
         return KVCacheSpec(
-            num_layers=program.num_layers,
+            num_layers=program.kv_groups.layers_per_block,
             num_kv_heads=program.num_kv_heads,
             head_dim=program.head_dim,
             element_size=self._backend.kv_element_size(self._config.cache.kv_dtype),
             block_size=self._config.cache.block_size,
             scale_size=self._backend.kv_scale_size(self._config.cache.kv_dtype),
+            windows=program.kv_groups.windows,
         )
 
     def available_kv_memory(self) -> int:
@@ -83,7 +84,8 @@ class Worker:
         if self._loaded is None:
             raise RuntimeError("available_kv_memory is valid between load_model and initialize_kv_cache")
         limits = self._limits(num_blocks=0)
-        blocks = limits.max_seqs * limits.max_blocks_per_seq + 1  # and the null block
+        groups = len(self._loaded.program.kv_groups.windows)
+        blocks = limits.max_seqs * limits.max_blocks_per_seq * groups + 1  # and the null block
         return default_kv_memory(
             free=available_memory(),
             reserved=self._loaded.info.weight_bytes + activation_bytes(self._loaded.program, limits),
@@ -109,6 +111,7 @@ class Worker:
             runnable,
             limits,
             vocab_size=program.vocab_size,
+            num_kv_groups=len(program.kv_groups.windows),
             max_model_len=self._max_model_len(),
             logprobs_mode=self._config.sampling.logprobs_mode,
             grammars=self._grammars,

@@ -12,6 +12,7 @@ import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Literal
 
 from octavo.config import CacheConfig, SchedulerConfig
@@ -179,8 +180,10 @@ class CheckingWorker:
     Requests that want prompt logprobs are computed in a pass of their own, after all others.
     """
 
-    def __init__(self, config: SchedulerConfig, block_size: int, num_blocks: int) -> None:
-        self.config, self.block_size = config, block_size
+    def __init__(
+        self, config: SchedulerConfig, block_size: int, num_blocks: int, windows: Sequence[int | None] = (None,)
+    ) -> None:
+        self.config, self.block_size, self.windows = config, block_size, windows
         self.cells: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
         self.owed: set[tuple[int, int]] = set()
         self.states: dict[str, _State] = {}
@@ -214,13 +217,15 @@ class CheckingWorker:
                 state.tokens.append(GARBAGE)
             return
         sound = True
-        for position in range(end):
-            cell = self._cell(state, position)
-            if self.cells[cell[0]][cell[1]] != state.history(position + 1):
-                assert cell in self.owed, f"{request_id} reads foreign KV at position {position}"
-                sound = False
+        for group, window in enumerate(self.windows):
+            for position in range(0 if window is None else max(0, start - window + 1), end):
+                cell = self._cell(state, position, group)
+                if self.cells[cell[0]][cell[1]] != state.history(position + 1) + group:
+                    assert cell in self.owed, f"{request_id} reads foreign KV at position {position} of group {group}"
+                    sound = False
         if not sound:
-            self.owed.update(self._cell(state, position) for position in range(start, end))
+            groups = range(len(self.windows))
+            self.owed.update(self._cell(state, position, group) for position in range(start, end) for group in groups)
         if state.wants_prompt_logprobs and start + 1 < state.num_prompt_tokens:
             output.prompt_logprobs[request_id] = [
                 prompt_logprob(state.history(p) if sound else GARBAGE, state.tokens[p])
@@ -234,19 +239,28 @@ class CheckingWorker:
                 output.logprobs[request_id] = [ranked_logprobs(state.history(end) if sound else 0, state.num_logprobs)]
             state.tokens += output.sampled_token_ids[request_id]
 
-    def _cell(self, state: _State, position: int) -> tuple[int, int]:
-        return state.table[position // self.block_size], position % self.block_size
+    def _cell(self, state: _State, position: int, group: int) -> tuple[int, int]:
+        row, offset = divmod(position, self.block_size)
+        return state.table[row * len(self.windows) + group], offset
 
     def _write(self, request_id: str, count: int) -> None:
         state = self.states[request_id]
         for position in range(state.num_computed, state.num_computed + count):
-            block_id, offset = self._cell(state, position)
-            if request_id in self.failing:
-                self.cells[block_id][offset] = None
-                self.owed.add((block_id, offset))
-            else:
-                self.cells[block_id][offset] = state.history(position + 1)
-                self.owed.discard((block_id, offset))
+            for group in range(len(self.windows)):
+                block_id, offset = self._cell(state, position, group)
+                if request_id in self.failing:
+                    self.cells[block_id][offset] = None
+                    self.owed.add((block_id, offset))
+                else:
+                    self.cells[block_id][offset] = state.history(position + 1) + group
+                    self.owed.discard((block_id, offset))
+
+    def _forget_unseen(self, state: _State) -> None:
+        """Blocks of which the next token sees nothing may be anybody's from now on."""
+        for group, window in enumerate(self.windows):
+            if window is not None:
+                for row in range(max(0, state.num_computed - window + 1) // self.block_size):
+                    state.table[row * len(self.windows) + group] = 0
 
     def _take_in(self, plan: SchedulerOutput) -> None:
         for request_id in plan.finished_request_ids:
@@ -260,6 +274,8 @@ class CheckingWorker:
             assert cached.num_computed_tokens == state.num_computed
             assert 0 <= cached.num_replaced <= len(cached.new_block_ids)
             state.table[len(state.table) - cached.num_replaced :] = cached.new_block_ids
+        for listed_one in [*plan.new_requests, *plan.cached_requests]:
+            self._forget_unseen(self.states[listed_one.request_id])
         listed = [r.request_id for r in [*plan.new_requests, *plan.cached_requests]]
         assert sorted(listed) == sorted(plan.num_scheduled_tokens)
         assert all(count > 0 for count in plan.num_scheduled_tokens.values())
@@ -278,14 +294,16 @@ class CheckingWorker:
     def _check_writes(self, plan: SchedulerOutput) -> None:
         new = {request.request_id for request in plan.new_requests}  # these may read what this very step writes
         old = {request_id: state for request_id, state in self.states.items() if request_id not in new}
-        owners = Counter(block_id for state in old.values() for block_id in state.table)
+        owners = Counter(block_id for state in old.values() for block_id in state.table if block_id)
         written: dict[int, str] = {}
         for request_id, count in plan.num_scheduled_tokens.items():
             state = self.states[request_id]
-            assert len(set(state.table)) == len(state.table)
+            held = [block_id for block_id in state.table if block_id]
+            assert len(set(held)) == len(held)
             assert state.num_computed + count <= len(state.tokens), f"{request_id}: tokens nobody knows"
-            for position in range(state.num_computed, state.num_computed + count):
-                block_id, _ = self._cell(state, position)
+            positions = range(state.num_computed, state.num_computed + count)
+            for position, group in product(positions, range(len(self.windows))):
+                block_id, _ = self._cell(state, position, group)
                 assert 0 < block_id < len(self.cells)
                 assert owners[block_id] == (request_id in old), f"{request_id} writes into shared block {block_id}"
                 assert written.setdefault(block_id, request_id) == request_id, f"two write into block {block_id}"
@@ -334,12 +352,13 @@ class Loop:
         max_model_len: int = 1000,
         depth: int = 1,
         policy: Policy | None = None,
+        windows: Sequence[int | None] = (None,),
     ) -> None:
-        self.scheduler = Scheduler(config, cache, num_blocks, max_model_len)
+        self.scheduler = Scheduler(config, cache, num_blocks, max_model_len, windows=windows)
         if policy is not None:
             self.scheduler._policy = policy
-        self.worker = CheckingWorker(config, cache.block_size, num_blocks)
-        self.limit = min(max_model_len, (num_blocks - 1) * cache.block_size + 1)
+        self.worker = CheckingWorker(config, cache.block_size, num_blocks, windows)
+        self.limit = min(max_model_len, (num_blocks - 1) // len(windows) * cache.block_size + 1)
         self.depth = depth
         self.in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput | None]] = deque()  # None: it raised, or is void
         self.blamed: set[str] = set()  # ended by a step that raised

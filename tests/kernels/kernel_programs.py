@@ -7,7 +7,7 @@ its width is the vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -147,11 +147,16 @@ def limits(
 
 
 def cpu(program: Program, weights: Weights, sizes: Limits, *, isa: str = "", threads: int = 1) -> Runnable:
-    return CpuBackend(BackendConfig(threads=threads), isa=isa).prepare(program, weights, sizes)
+    return CpuBackend(BackendConfig(threads=threads), isa=isa).prepare(program, weights, for_groups(program, sizes))
 
 
 def reference(program: Program, weights: Weights, sizes: Limits) -> Runnable:
-    return ReferenceBackend(BackendConfig(), np.float64).prepare(program, weights, sizes)
+    return ReferenceBackend(BackendConfig(), np.float64).prepare(program, weights, for_groups(program, sizes))
+
+
+def for_groups(program: Program, sizes: Limits) -> Limits:
+    """``sizes`` with as many blocks for each of the program's KV groups."""
+    return replace(sizes, num_blocks=sizes.num_blocks * len(program.kv_groups.windows))
 
 
 @dataclass(frozen=True)
@@ -163,8 +168,10 @@ class Chunk:
     blocks: Sequence[int]
 
 
-def step(chunks: Sequence[Chunk], sizes: Limits, logit_rows: Sequence[int] | None = None) -> StepInputs:
-    """The chunks as one step; logits of every row by default."""
+def step(
+    chunks: Sequence[Chunk], sizes: Limits, logit_rows: Sequence[int] | None = None, groups: int = 1
+) -> StepInputs:
+    """The chunks as one step; logits of every row by default. Each group has blocks of its own (``for_groups``)."""
     tables = np.zeros((len(chunks), sizes.max_blocks_per_seq), np.int32)
     tokens, positions, slots, starts, lengths = [], [], [], [0], []
     for n, chunk in enumerate(chunks):
@@ -176,7 +183,10 @@ def step(chunks: Sequence[Chunk], sizes: Limits, logit_rows: Sequence[int] | Non
         starts.append(len(tokens))
         lengths.append(chunk.start + len(chunk.tokens))
     rows = range(len(tokens)) if logit_rows is None else logit_rows
-    arrays = (np.array(list(a), np.int32) for a in (tokens, positions, slots, starts, lengths))
+    shift = np.arange(groups, dtype=np.int32).reshape(-1, 1) * sizes.num_blocks
+    tables = (tables + shift[..., None]).reshape(-1, sizes.max_blocks_per_seq)
+    all_slots = (np.array(slots) + shift * sizes.block_size).reshape(-1)
+    arrays = (np.array(list(a), np.int32) for a in (tokens, positions, all_slots, starts, lengths))
     return StepInputs(*arrays, tables, np.array(list(rows), np.int32))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -42,7 +44,7 @@ def test_every_op_has_a_case() -> None:
 def test_equals_the_float64_reference(case: OpCase, isa: str) -> None:
     program, sizes = case.program(), limits()
     weights = random_weights(program)
-    inputs = step(one_token_requests(case), sizes, logit_rows=[5, 63, 5, *range(40)])
+    inputs = step(one_token_requests(case), sizes, [5, 63, 5, *range(40)], len(program.kv_groups.windows))
     expected = reference(program, weights, sizes).run(inputs)
     close_to(cpu(program, weights, sizes, isa=isa, threads=2).run(inputs), expected, case.tolerance)
 
@@ -53,9 +55,10 @@ def test_a_row_is_the_same_alone_and_in_any_batch(case: OpCase, isa: str) -> Non
     program, sizes = case.program(), limits()
     weights, requests = random_weights(program), one_token_requests(case)
     runnables = [cpu(program, weights, sizes, isa=isa, threads=threads) for threads in (1, 2)]
-    alone = np.concatenate([runnables[0].run(step([request], sizes)).copy() for request in requests])
+    step_of = partial(step, sizes=sizes, groups=len(program.kv_groups.windows))
+    alone = np.concatenate([runnables[0].run(step_of([request])).copy() for request in requests])
     for runnable in runnables:
         for batch in (2, 7, ROWS):
             for first in range(0, ROWS - batch + 1, batch):
-                together = runnable.run(step(requests[first : first + batch], sizes))
+                together = runnable.run(step_of(requests[first : first + batch]))
                 np.testing.assert_array_equal(together.view(np.uint32), alone[first : first + batch].view(np.uint32))

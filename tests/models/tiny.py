@@ -50,12 +50,13 @@ def reference_logits(model: Any, token_ids: list[int]) -> np.ndarray:
 
 def prepare(loaded: LoadedModel, dtype: type[np.floating] = np.float32, backend: Backend | None = None) -> Runnable:
     """On ``backend``, or the reference in ``dtype``."""
+    groups = len(loaded.program.kv_groups.windows)
     limits = Limits(
         max_tokens=256,
         max_rows=256,
         max_seqs=4,
         max_blocks_per_seq=NUM_BLOCKS - 1,
-        num_blocks=NUM_BLOCKS,
+        num_blocks=NUM_BLOCKS * groups,
         block_size=BLOCK_SIZE,
     )
     backend = backend or ReferenceBackend(BackendConfig(), dtype)
@@ -72,7 +73,11 @@ class Sequence:
 
 
 def step(runnable: Runnable, work: list[tuple[Sequence, int]]) -> list[np.ndarray]:
-    """Run the next ``count`` tokens of each sequence in one step; logits [count, vocab] of each."""
+    """Run the next ``count`` tokens of each sequence in one step; logits [count, vocab] of each.
+
+    The blocks of a sequence are those of its first KV group; each other one has as many behind.
+    """
+    groups = range(runnable.limits.num_blocks // NUM_BLOCKS)  # type: ignore[attr-defined]
     ids, positions, slots, starts = [], [], [], [0]
     for sequence, count in work:
         for position in range(sequence.computed, sequence.computed + count):
@@ -83,6 +88,8 @@ def step(runnable: Runnable, work: list[tuple[Sequence, int]]) -> list[np.ndarra
         starts.append(len(ids))
     width = max(len(sequence.blocks) for sequence, _ in work)
     tables = [sequence.blocks + [0] * (width - len(sequence.blocks)) for sequence, _ in work]
+    tables = [[block + group * NUM_BLOCKS for block in table] for group in groups for table in tables]
+    slots = [slot + group * NUM_BLOCKS * BLOCK_SIZE for group in groups for slot in slots]
     arrays = (ids, positions, slots, starts, [s.computed for s, _ in work], tables, list(range(len(ids))))
     logits = runnable.run(StepInputs(*(np.array(a, dtype=np.int32) for a in arrays)))
     return np.split(np.array(logits), starts[1:-1])

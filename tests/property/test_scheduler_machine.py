@@ -21,6 +21,8 @@ from tests.core.checking_worker import VOCAB, ByPriority, Loop, SortedByPriority
 TEXTS = [[(3 * i + 7 * text) % VOCAB for i in range(40)] for text in range(2)]
 POLICIES = [FcfsPolicy, PriorityPolicy, FairPolicy, ByPriority, SortedByPriority]
 
+WINDOWS = [(None,), (None,), (5,), (1,), (None, 4), (7, 2, None)]
+
 
 @st.composite
 def prompts(draw: st.DrawFn) -> list[int]:
@@ -45,6 +47,7 @@ def loops(draw: st.DrawFn) -> Loop:
         max_model_len=draw(st.sampled_from([2, 20, 60])),
         depth=draw(st.integers(1, 3)),
         policy=draw(st.sampled_from(POLICIES))(config),
+        windows=draw(st.sampled_from(WINDOWS)),
     )
 
 

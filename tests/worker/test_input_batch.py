@@ -77,7 +77,7 @@ class StatesMachine(RuleBasedStateMachine):
             row = self.states.row_of[request_id]
             assert self.states.tokens(row).tolist() == tokens
             assert self.states.num_prompt_tokens[row] == prompt
-            assert self.tables.table[row].tolist() == blocks + [0] * (MAX_LEN // BLOCK - len(blocks))
+            assert self.tables.table[0, row].tolist() == blocks + [0] * (MAX_LEN // BLOCK - len(blocks))
             assert self.tables.num_tokens(np.array([row])).tolist() == [len(blocks) * BLOCK]
 
 
@@ -133,7 +133,7 @@ def check_batch(
                 expected["logits"].append(len(expected["tokens"]))
             expected["tokens"].append(tokens[position])
             expected["positions"].append(position)
-            expected["slots"].append(int(tables.table[row][position // BLOCK]) * BLOCK + position % BLOCK)
+            expected["slots"].append(int(tables.table[0, row, position // BLOCK]) * BLOCK + position % BLOCK)
         starts.append(starts[-1] + count)
         expected["seq"].append(start + count)
     inputs = batch.inputs
@@ -143,7 +143,7 @@ def check_batch(
     assert inputs.query_start_loc.tolist() == starts
     assert inputs.seq_lens.tolist() == expected["seq"]
     assert inputs.logit_rows.tolist() == expected["logits"]
-    assert inputs.block_tables.tolist() == [tables.table[row].tolist() for row, _, _ in chunks]
+    assert inputs.block_tables.tolist() == [tables.table[0, row].tolist() for row, _, _ in chunks]
     for name in inputs.__slots__:
         array = getattr(inputs, name)
         assert array.dtype == np.int32, name

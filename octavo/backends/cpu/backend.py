@@ -91,7 +91,8 @@ class CpuBackend:
             heads=program.num_heads,
             kv_heads=program.num_kv_heads,
             head_dim=program.head_dim,
-            layers=program.num_layers,
+            layers=program.kv_groups.layers_per_block,
+            groups=len(program.kv_groups.windows),
             arena_floats=arena_floats,
             kv_format="bfloat16" if limits.kv_dtype == "auto" else limits.kv_dtype,
         )

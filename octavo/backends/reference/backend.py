@@ -55,14 +55,18 @@ class ReferenceBackend:
 
 
 class ReferenceRunnable:
-    """A prepared model. Caches are [layers, num_blocks, block_size, Hkv, D]; rounded numbers stay in ``dtype``."""
+    """A prepared model. Rounded numbers stay in ``dtype``.
+
+    Caches are [layers per block, num_blocks, block_size, Hkv, D].
+    """
 
     def __init__(
         self, program: Program, arrays: dict[str, np.ndarray], limits: Limits, dtype: np.dtype[np.floating]
     ) -> None:
         self.program, self.arrays, self.limits, self.dtype = program, arrays, limits, dtype
         self._store = ops.KV_ROUNDING[limits.kv_dtype]
-        shape = (program.num_layers, limits.num_blocks, limits.block_size, program.num_kv_heads, program.head_dim)
+        layers = program.kv_groups.layers_per_block
+        shape = (layers, limits.num_blocks, limits.block_size, program.num_kv_heads, program.head_dim)
         self.key_cache, self.value_cache = np.zeros(shape, dtype), np.zeros(shape, dtype)
         last_use = {value.id: n for n, op in enumerate(program.ops) for value in op.inputs}
         last_use[program.logits.id] = len(program.ops)
@@ -140,12 +144,16 @@ def _rope(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInputs) -
 
 
 def _attention(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInputs) -> list[np.ndarray]:
-    keys, values = r.key_cache[op.attrs["layer"]], r.value_cache[op.attrs["layer"]]
-    ops.write_kv(keys, r.stored(x[1]), step.slot_mapping)
-    ops.write_kv(values, r.stored(x[2]), step.slot_mapping)
+    group, place = r.program.kv_groups.places[op.attrs["layer"]]
+    keys, values = r.key_cache[place], r.value_cache[place]
+    num_tokens, num_seqs = len(step.token_ids), len(step.seq_lens)
+    slots = step.slot_mapping[group * num_tokens : (group + 1) * num_tokens]
+    tables = step.block_tables[group * num_seqs : (group + 1) * num_seqs]
+    ops.write_kv(keys, r.stored(x[1]), slots)
+    ops.write_kv(values, r.stored(x[2]), slots)
     seq_of_row = np.repeat(np.arange(len(step.seq_lens), dtype=np.int32), np.diff(step.query_start_loc))
     scale, window = op.attrs["scale"], op.attrs["window"]
-    return [ops.paged_attention(x[0], keys, values, step.block_tables, seq_of_row, step.positions, scale, window)]
+    return [ops.paged_attention(x[0], keys, values, tables, seq_of_row, step.positions, scale, window)]
 
 
 def _silu_mul(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInputs) -> list[np.ndarray]:

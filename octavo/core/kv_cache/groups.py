@@ -1,0 +1,290 @@
+"""GroupedKVCacheManager: block tables of models some or all of whose layers have sliding windows.
+
+Layers of one window are a group (several, if there are many: each has as many layers as a block has room for), and a
+request has a block table for each group, all out of one pool. Entry ``row * num_groups + group`` of the flat table is
+the block of the group's tokens ``[row * block_size, (row + 1) * block_size)``:
+
+    tokens         0 .. 15   16 .. 31   32 .. 47   48 ..       window 20, next token 50
+    full              b7        b2         b9        b4
+    window 20         b0        b6         b5        b8        b0: the null block, for tokens that nobody sees again
+
+Blocks that lie before the window of a request's next token go back to the pool, their names kept: a prefix is found if
+all its blocks of full groups are there, and of each other group those that its next token sees.
+
+Does everything else as ``KVCacheManager``, and counts as if no block ever went back early: a request that fits so will
+always fit.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from octavo.core.kv_cache.block import Block
+from octavo.core.kv_cache.block_pool import BlockPool
+from octavo.core.kv_cache.manager import NO_ROOM_NEEDED, KVCacheManager, Prefix, Room
+from octavo.core.kv_cache.prefix_index import PrefixIndex
+from octavo.core.request import Request, RequestStatus
+from octavo.exceptions import InvariantError
+
+Windows = Sequence[int | None]
+
+
+class _Table:
+    __slots__ = ("blocks", "first", "num_named", "private")
+
+    def __init__(self, blocks: list[Block], first: list[int], num_named: int, *, private: bool = False) -> None:
+        self.blocks = blocks  # row by row, a block of each group
+        self.first = first  # of each group: rows before it are null
+        self.num_named = num_named  # leading rows offered to the prefix index
+        self.private = private  # never offer more of them
+
+
+class GroupedKVCacheManager:
+    """As ``KVCacheManager``; ``windows`` are those of the groups, None for full attention."""
+
+    __slots__ = ("_null", "_tables", "_windows", "block_size", "enable_prefix_caching", "index", "pool")
+
+    def __init__(
+        self, num_blocks: int, block_size: int, windows: Windows, *, enable_prefix_caching: bool = True
+    ) -> None:
+        self.block_size = block_size
+        self.enable_prefix_caching = enable_prefix_caching
+        self.index = PrefixIndex()
+        self.pool = BlockPool(num_blocks, self.index)
+        self._null = self.pool.blocks[0]
+        self._windows = tuple(windows)
+        self._tables: dict[str, _Table] = {}
+
+    @property
+    def num_groups(self) -> int:
+        return len(self._windows)
+
+    @property
+    def usage(self) -> float:
+        """Referenced blocks / usable blocks, 0..1."""
+        return (self.pool.num_usable - self.pool.num_free) / self.pool.num_usable
+
+    def find_prefix(self, request: Request) -> Prefix:
+        """Where the request's first tokens are already, none of those whose logits are needed.
+
+        ``blocks`` is a flat table, null where the next token sees nothing.
+        """
+        if request.request_id in self._tables:
+            return Prefix(num_tokens=request.num_computed_tokens)
+        longest = request.num_reusable_tokens // self.block_size
+        if not self.enable_prefix_caching or longest == 0:
+            return Prefix()
+        rows: list[list[Block | None]] = []
+        runs, best = [0] * self.num_groups, 0  # rows up to here that each group has without a gap
+        for block_hash in request.hashes(self.block_size)[:longest]:
+            found = [self.index.get(_name(block_hash, group)) for group in range(self.num_groups)]
+            rows.append(found)
+            runs = [0 if block is None else run + 1 for block, run in zip(found, runs)]
+            if any(run < len(rows) and window is None for run, window in zip(runs, self._windows)):
+                break
+            first = self._first_rows(len(rows) * self.block_size)
+            if all(run >= len(rows) - row for run, row in zip(runs, first)):
+                best = len(rows)
+        first = self._first_rows(best * self.block_size)
+        blocks = [
+            block if block is not None and row >= first[group] else self._null
+            for row, found in enumerate(rows[:best])
+            for group, block in enumerate(found)
+        ]
+        return Prefix(blocks, best * self.block_size)
+
+    def num_missing(self, requests: Sequence[Request]) -> int:
+        """Blocks that ``requests``, which have tables, still need for all their known tokens."""
+        held = self._tables
+        return sum(max(0, self._num_entries(r.num_tokens) - len(held[r.request_id].blocks)) for r in requests)
+
+    def admit(self, request: Request, prefix: Prefix, num_tokens: int, *, reserved: int = 0) -> Room | None:
+        """See ``KVCacheManager.admit``."""
+        if request.request_id in self._tables:
+            room = self.extend(request, num_tokens)
+            return room and Room(self.block_ids(request), copies=room.copies)
+        blocks, cached = prefix
+        shared = self._real(blocks)
+        revived = sum(block.ref_count == 0 for block in shared)
+        whole = self._num_entries(max(request.num_tokens, cached + num_tokens)) - len(blocks)
+        if whole > self.pool.num_free - revived - reserved:
+            return None
+        self.pool.acquire(shared)
+        new = self.pool.allocate(self._num_entries(cached + num_tokens) - len(blocks))
+        table = _Table([*blocks, *new], self._first_rows(cached), cached // self.block_size)
+        self._tables[request.request_id] = table
+        return Room(_ids(table.blocks))
+
+    def extend(self, request: Request, num_tokens: int) -> Room | None:
+        """Make room for ``num_tokens`` after the computed ones; None if there is none.
+
+        Either way, blocks before the windows go back first.
+        """
+        table, start = self._tables[request.request_id], request.num_computed_tokens
+        self._drop(table, min(start, request.num_confirmed_tokens))
+        blocks = table.blocks
+        missing = self._num_entries(start + num_tokens) - len(blocks)
+        last = blocks[-self.num_groups :] if start % self.block_size else []  # partly filled
+        copied = any(block.ref_count > 1 for block in last)
+        if missing + copied * self.num_groups > self.pool.num_free:
+            return None
+        if copied:
+            new = self.pool.allocate(missing + self.num_groups)
+            self.pool.free(last)
+            blocks[-self.num_groups :] = new
+            return Room(_ids(new), self.num_groups, list(zip(_ids(last), _ids(new), strict=False)))
+        for block in last:
+            self.index.remove(block)  # its name is from one who had filled it and is gone
+        if missing <= 0:
+            return NO_ROOM_NEEDED
+        new = self.pool.allocate(missing)
+        blocks += new
+        return Room(_ids(new))
+
+    def _drop(self, table: _Table, num_tokens: int) -> None:
+        """Give back what no token from ``num_tokens`` on sees. No step that fills it may still be in flight."""
+        dropped = []
+        for group, row in enumerate(self._first_rows(num_tokens)):
+            for i in range(table.first[group], row):
+                entry = i * self.num_groups + group
+                dropped.append(table.blocks[entry])
+                table.blocks[entry] = self._null
+            table.first[group] = max(row, table.first[group])
+        self.pool.free(dropped)
+
+    def fork(self, parent: Request, child: Request, num_tokens: int) -> None:
+        """Give ``child`` a table: the blocks of the first ``num_tokens`` (computed) tokens of ``parent``, shared.
+
+        Raises InvariantError if the parent has given back some that the child's next token sees.
+        """
+        source = self._tables[parent.request_id]
+        if any(held > wanted for held, wanted in zip(source.first, self._first_rows(num_tokens))):
+            raise InvariantError(f"{parent.request_id} no longer has what follows its first {num_tokens} tokens")
+        blocks = source.blocks[: self._num_entries(num_tokens)]
+        num_named = min(source.num_named, num_tokens // self.block_size)
+        self._tables[child.request_id] = _Table(blocks, list(source.first), num_named, private=source.private)
+        self.pool.acquire(self._real(blocks))
+
+    def reclaim(self, request: Request, others: Iterable[Request]) -> bool:
+        """See ``KVCacheManager.reclaim``."""
+        running = RequestStatus.RUNNING
+        holders = [one for one in others if one.status is not running and one.holds_blocks and one is not request]
+        if not self.can_gain(request, holders):
+            return False
+        self.free(holders[-1])
+        holders[-1].hold(0)
+        return True
+
+    def can_gain(self, request: Request, holders: Sequence[Request]) -> bool:
+        """See ``KVCacheManager.can_gain``."""
+        held = self._held(holders)
+        if any(self.pool.blocks[block_id].ref_count == count for block_id, count in held.items()):
+            return True
+        own = self._tables.get(request.request_id)
+        last = own.blocks[-self.num_groups :] if own is not None else []
+        shared = [block for block in last if block.ref_count > 1]
+        return bool(shared) and all(block.ref_count == held[block.block_id] + 1 for block in shared)
+
+    def would_fit(self, request: Request, holders: Sequence[Request], *, reserved: int = 0) -> bool:
+        """See ``KVCacheManager.would_fit``."""
+        held, own = self._held(holders), self._tables.get(request.request_id)
+        blocks = self.find_prefix(request).blocks if own is None else own.blocks
+        free = self.pool.num_free + sum(self.pool.blocks[i].ref_count == count for i, count in held.items())
+        missing = self._num_entries(request.num_tokens) - len(blocks)
+        if own is not None:
+            last = blocks[-self.num_groups :] if request.num_computed_tokens % self.block_size else []
+            return missing + self.num_groups * any(block.ref_count > 1 for block in last) <= free
+        taken = sum(block.ref_count == held[block.block_id] for block in self._real(blocks))
+        return missing <= free - taken - reserved
+
+    def share(self, request: Request) -> None:
+        """See ``KVCacheManager.share``."""
+        table = self._tables[request.request_id]
+        in_passes = request.sampling_params.wants_prompt_logprobs
+        filled = request.num_confirmed_tokens if in_passes else request.num_computed_tokens
+        full = min(filled, request.num_tokens) // self.block_size
+        if full <= table.num_named or table.private or not self.enable_prefix_caching:
+            return
+        hashes = request.hashes(self.block_size)
+        for row in range(table.num_named, full):
+            for group in range(self.num_groups):
+                block = table.blocks[row * self.num_groups + group]
+                if block is not self._null:
+                    self.index.insert(_name(hashes[row], group), block)
+        table.num_named = full
+
+    def sharers(self, request: Request, first_token: int) -> set[str]:
+        """Ids of the other requests whose tables hold blocks of ``request`` from ``first_token``'s row on."""
+        row = first_token // self.block_size
+        blocks = self._tables[request.request_id].blocks[row * self.num_groups :]
+        shared = {block.block_id for block in self._real(blocks) if block.ref_count > 1}
+        if not shared:
+            return set()
+        holders = {key for key, table in self._tables.items() if any(b.block_id in shared for b in table.blocks)}
+        return holders - {request.request_id}
+
+    def free(self, request: Request, *, spoiled: bool = False) -> None:
+        """See ``KVCacheManager.free``. Blocks given back before keep their names: their steps were sound."""
+        table = self._tables.pop(request.request_id)
+        num_sound = 0 if spoiled else request.num_confirmed_tokens // self.block_size
+        for block in table.blocks[num_sound * self.num_groups : table.num_named * self.num_groups]:
+            self.index.remove(block)
+        self.pool.free(self._real(reversed(table.blocks)))
+
+    def block_ids(self, request: Request) -> list[int]:
+        """The request's flat table; 0 for what was given back."""
+        return _ids(self._tables[request.request_id].blocks)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all shared prefixes; running requests keep their blocks but offer them to nobody any more."""
+        self.index.clear()
+        for table in self._tables.values():
+            table.private = True
+
+    def check_invariants(self, holders: Sequence[Request]) -> None:
+        """Tables belong to exactly the ``holders`` and hold what their next tokens see; the pool is sound."""
+        if self._tables.keys() != {request.request_id for request in holders}:
+            raise InvariantError(f"block tables of {sorted(self._tables)}, not of {[r.request_id for r in holders]}")
+        self.pool.check_invariants(self._held(holders))
+        for request in holders:
+            table, computed = self._tables[request.request_id], request.num_computed_tokens
+            if len(table.blocks) != self._num_entries(computed):
+                raise InvariantError(f"{request.request_id} has {len(table.blocks)} entries for {computed} tokens")
+            if any(held > wanted for held, wanted in zip(table.first, self._first_rows(computed))):
+                raise InvariantError(f"{request.request_id} gave back what its next token sees: {table.first}")
+            for entry, block in enumerate(table.blocks):
+                row, group = divmod(entry, self.num_groups)
+                if (block is self._null) != (row < table.first[group]):
+                    raise InvariantError(f"{request.request_id}: {block} in row {row} of group {group}")
+
+    def _held(self, holders: Sequence[Request]) -> Counter[int]:
+        return Counter(block.block_id for one in holders for block in self._real(self._tables[one.request_id].blocks))
+
+    def _real(self, blocks: Iterable[Block]) -> list[Block]:
+        return [block for block in blocks if block is not self._null]
+
+    def _num_entries(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size) * self.num_groups
+
+    def _first_rows(self, num_tokens: int) -> list[int]:
+        """Of each group, the first row that a token at position ``num_tokens`` sees."""
+        return [0 if w is None else max(0, num_tokens - w + 1) // self.block_size for w in self._windows]
+
+
+KVManager = KVCacheManager | GroupedKVCacheManager
+
+
+def make_manager(num_blocks: int, block_size: int, windows: Windows, *, enable_prefix_caching: bool) -> KVManager:
+    """The manager of a model whose groups have these ``windows``."""
+    if tuple(windows) == (None,):
+        return KVCacheManager(num_blocks, block_size, enable_prefix_caching=enable_prefix_caching)
+    return GroupedKVCacheManager(num_blocks, block_size, windows, enable_prefix_caching=enable_prefix_caching)
+
+
+def _name(block_hash: bytes, group: int) -> bytes:
+    return block_hash + group.to_bytes(4)
+
+
+def _ids(blocks: Iterable[Block]) -> list[int]:
+    return [block.block_id for block in blocks]

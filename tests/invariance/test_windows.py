@@ -1,0 +1,136 @@
+"""Models with sliding windows: transformers' tokens, and the same bits in a crowd, cut up, cached, preempted or forked.
+
+Blocks before the windows are given back meanwhile, and others write into them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from octavo.engine.llm_engine import LLMEngine
+from octavo.messages import EngineCoreRequest, SamplingParams
+from tests.engine.tiny_llama import VOCAB, make_config, write_tokenizer
+from tests.models.tiny import random_ids, reference_logits, save
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma3": ("Gemma3", {"head_dim": 8, "num_hidden_layers": 5, "sliding_window": 24, "sliding_window_pattern": 3}),
+    "mistral": ("Mistral", {"head_dim": 8, "sliding_window": 20}),
+    "qwen2": ("Qwen2", {"use_sliding_window": True, "sliding_window": 33, "max_window_layers": 1}),
+}
+LAYERS_PER_BLOCK = {"gemma3": 1, "mistral": 2, "qwen2": 1}
+GROUPS = {"gemma3": 5, "mistral": 1, "qwen2": 2}
+PROMPTS = [random_ids(count, seed=count) for count in (150, 1, 70, 33)]
+PROMPTS += [PROMPTS[0][:96] + random_ids(20), PROMPTS[0][:64], PROMPTS[0]]
+Answers = list[tuple[list[int], list[float]]]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, Any]:
+    kind, config = MODELS[request.param]
+    folder = tmp_path_factory.mktemp("windows")
+    write_tokenizer(folder)
+    return request.param, str(folder), save(folder, kind, vocab_size=VOCAB, **config)
+
+
+def engine_of(name: str, folder: str, *, blocks: int = 400, **changes: Any) -> LLMEngine:
+    bytes_per_block = (
+        16 * 2 * 2 * 2 * 8 * LAYERS_PER_BLOCK[name]
+    )  # tokens, K and V, bfloat16, KV heads, head_dim, layers
+    changes = {"backend": "cpu", "weights_cache": False, "kv_cache_memory": blocks * bytes_per_block} | changes
+    engine = LLMEngine(make_config(folder, max_model_len=250, **changes))
+    assert engine.info.num_blocks == blocks
+    return engine
+
+
+def answers(engine: LLMEngine, prompts: Sequence[list[int]], **params: Any) -> tuple[Answers, int, int]:
+    """Tokens and their logprobs in the order of the prompts and samples; preemptions, and cached tokens."""
+    sampling = SamplingParams(**{"temperature": 0.0, "max_tokens": 40, "logprobs": 0, "ignore_eos": True, **params})
+    requests = [
+        EngineCoreRequest(request_id=f"r{i}", prompt_token_ids=prompt, sampling_params=sampling, arrival_time=0.0)
+        for i, prompt in enumerate(prompts)
+    ]
+    engine._client.submit(requests)
+    found: dict[str, tuple[list[int], list[float]]] = {}
+    preemptions: dict[str, int] = {}
+    cached: dict[str, int] = {}
+    while engine._client.has_work():
+        for output in engine._client.step().outputs:
+            assert output.error is None
+            tokens, logprobs = found.setdefault(output.request_id, ([], []))
+            tokens += output.new_token_ids
+            logprobs += [entry.logprobs[0] for entry in output.new_logprobs or []]
+            cached[output.request_id] = output.num_cached_tokens
+            preemptions[output.request_id] = output.num_preemptions
+    engine._client.check_invariants()
+    return [found[name] for name in sorted(found)], sum(preemptions.values()), sum(cached.values())
+
+
+@pytest.fixture(scope="module")
+def alone(model: tuple[str, str, Any]) -> Answers:
+    engine = engine_of(model[0], model[1], enable_prefix_caching=False)
+    found = [answers(engine, [prompt])[0][0] for prompt in PROMPTS]
+    engine.shutdown()
+    return found
+
+
+def test_greedy_tokens_of_transformers(model: tuple[str, str, Any]) -> None:
+    """In float32, from a prompt of many windows on."""
+    name, folder, theirs = model
+    sizes = {"kv_cache_memory": 400 * 4096 * LAYERS_PER_BLOCK[name], "backend": "reference"}
+    engine = LLMEngine(make_config(folder, max_model_len=250, **sizes))
+    (found,), _, _ = answers(engine, [PROMPTS[0]])
+    engine.shutdown()
+    ids = list(PROMPTS[0])
+    for _ in range(40):
+        ids.append(int(reference_logits(theirs, ids)[-1].argmax()))
+    assert found[0] == ids[len(PROMPTS[0]) :]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"max_num_batched_tokens": 16},
+        {"long_prefill_token_threshold": 7},
+        {"threads": 2, "pipeline_depth": 1},
+        {"enable_prefix_caching": False},
+    ],
+    ids=str,
+)
+def test_a_crowd_cut_in_any_way(model: tuple[str, str, Any], alone: Answers, changes: dict[str, Any]) -> None:
+    engine = engine_of(model[0], model[1], **changes)
+    cold, _, _ = answers(engine, PROMPTS)
+    warm, _, cached = answers(engine, PROMPTS)
+    engine.shutdown()
+    assert cold == alone
+    assert warm == alone
+    assert (cached > 300) == changes.get("enable_prefix_caching", True)
+
+
+def test_preempted(model: tuple[str, str, Any]) -> None:
+    """Short prompts and long answers, in a pool that is too small even for what lies in the windows."""
+    name, folder, _ = model
+    growing = [random_ids(20 + i, seed=i) for i in range(7)]
+    engine = engine_of(name, folder, enable_prefix_caching=False)
+    assert engine.info.num_kv_groups == GROUPS[name]
+    expected = [answers(engine, [prompt], max_tokens=100)[0][0] for prompt in growing]
+    engine.shutdown()
+    engine = engine_of(name, folder, blocks=1 + 9 * GROUPS[name], enable_prefix_caching=False)
+    found, preemptions, _ = answers(engine, growing, max_tokens=100)
+    engine.shutdown()
+    assert found == expected
+    assert preemptions > 0
+
+
+def test_forked(model: tuple[str, str, Any]) -> None:
+    """n samples of a prompt of many windows, as requests of their own."""
+    engine = engine_of(model[0], model[1], enable_prefix_caching=False)
+    together, _, _ = answers(engine, [PROMPTS[0]], n=3, temperature=1.0, seed=5)
+    again, _, _ = answers(engine, [PROMPTS[0], PROMPTS[2]], n=3, temperature=1.0, seed=5)
+    engine.shutdown()
+    assert len(together) == 3
+    assert len({str(tokens) for tokens, _ in together}) == 3
+    assert again[:3] == together
