@@ -100,6 +100,8 @@ def _plain(name: str, value: Any) -> Any:
         return RepetitionDetectionParams.of(value)
     if name in ("seed", "thinking_token_budget") and type(value) is int and value == -1:
         return None
+    if name in ("n", "top_k") and type(value) is int:  # beyond what a message carries: all the same to either
+        return min(value, MAX_INTEGER)
     if type(value) in (int, float, bool, list, RequestOutputKind) or value is None:
         return value
     if isinstance(value, numbers.Integral):

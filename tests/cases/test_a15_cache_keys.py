@@ -41,7 +41,9 @@ def test_one_token_makes_another_prefix(llm: LLM) -> None:
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_over_http(live_server: RunningServer, path: str) -> None:
     text = "A lighthouse keeper counts the ships. " * 12
-    prompt = {"prompt": text} if path == "/v1/completions" else {"messages": [{"role": "user", "content": text}]}
+    system = {"role": "system", "content": text}  # the template's own would be cached by others
+    messages = [system, {"role": "user", "content": "How many?"}]
+    prompt = {"prompt": text} if path == "/v1/completions" else {"messages": messages}
     cached = []
     for salt in ("one", "two", "one", None):
         body = answered(ask(live_server, path, **prompt, cache_salt=salt, max_tokens=1))
