@@ -207,7 +207,9 @@ void bind_program(nb::module_& m) {
       .def("copy_blocks", &Program::copy_blocks, "pairs"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("measure", &Program::measure, "on"_a)
       .def("measurements", &Program::measurements)
-      .def_prop_ro("kv_bytes", &Program::kv_bytes);
+      .def_prop_ro("kv_bytes", &Program::kv_bytes)
+      .def_prop_ro("kv_address", [](const Program& p) { return reinterpret_cast<uintptr_t>(p.kv_data()); })
+      .def_prop_ro("block_bytes", &Program::block_bytes);
 }
 
 }  // namespace

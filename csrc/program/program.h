@@ -86,6 +86,9 @@ class Program {
   std::vector<std::pair<std::string, double>> measurements() const;
 
   size_t kv_bytes() const { return cache_->size(); }
+  /// Blocks follow each other from here on, each with all layers in one piece of block_bytes().
+  char* kv_data() const { return cache_->data(); }
+  size_t block_bytes() const { return static_cast<size_t>(block_stride_); }
 
  private:
   struct Phase {

@@ -14,6 +14,7 @@ from octavo.quantization.base import Weights
 
 Int32Array = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
+ByteArray = npt.NDArray[np.uint8]
 KVDtype = Literal["auto", "bfloat16", "int8", "fp8_e4m3", "fp8_e5m2"]  # auto: the backend's own
 SampleRows = npt.NDArray[Any]  # of SAMPLE_ROW
 BitArray = npt.NDArray[np.uint32]
@@ -126,6 +127,24 @@ class Runnable(Protocol):
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy the KV of whole blocks (source, destination), all layers, in order."""
+        ...
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one KV block, all layers, scales included."""
+        ...
+
+    @property
+    def kv_identity(self) -> str:
+        """What the bits of K and V, and their order in a block, depend on besides weights and tokens."""
+        ...
+
+    def read_blocks(self, block_ids: Sequence[int], out: ByteArray) -> None:
+        """Copy whole blocks to ``out`` [N, block_bytes], as they lie in memory. Raises KernelError."""
+        ...
+
+    def write_blocks(self, block_ids: Sequence[int], data: ByteArray) -> None:
+        """Copy ``data`` [N, block_bytes] over whole blocks. Raises KernelError."""
         ...
 
 

@@ -65,11 +65,19 @@ class CacheConfig:
         "auto", "how K and V are kept: bfloat16 (auto), or int8 or fp8 with a scale per token and head; fp8 is fp8_e4m3"
     )
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of equal prefixes")
+    swap_space: float = option(0.0, "GiB of host memory for KV blocks that the pool has no room for (0: none)")
+    preemption_mode: Literal["recompute", "swap"] = option(
+        "recompute", "what becomes of the KV of a request that gives way: computed again, or kept in the swap space"
+    )
 
     def __post_init__(self) -> None:
         _require(self.block_size in (16, 32, 64, 128), "block_size", self.block_size, "16, 32, 64 or 128")
         memory = self.kv_cache_memory
         _require(memory is None or 0 < memory < 2**50, "kv_cache_memory", memory, "positive, and less than 1 PiB")
+        _require(0 <= self.swap_space <= 2**20, "swap_space", self.swap_space, "0..1048576 GiB")
+        modes, mode = ("recompute", "swap"), self.preemption_mode
+        _require(mode in modes, "preemption_mode", mode, "recompute or swap")
+        _require(mode == "recompute" or self.swap_space > 0, "preemption_mode", mode, "recompute without swap_space")
         known = get_args(KVCacheDtype)
         _require(self.kv_cache_dtype in known, "kv_cache_dtype", self.kv_cache_dtype, f"one of {', '.join(known)}")
 

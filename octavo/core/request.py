@@ -65,6 +65,7 @@ class Request:
         "num_cached_tokens",
         "num_computed_tokens",
         "num_confirmed_tokens",
+        "num_external_tokens",
         "num_placeholders",
         "num_preemptions",
         "num_prompt_logprobs",
@@ -96,7 +97,8 @@ class Request:
         self.num_placeholders = 0
         self.num_preemptions = 0
         self.num_prompt_logprobs = 0  # scored positions of the prompt already sent to the front end
-        self.num_cached_tokens = 0  # of the first admission
+        self.num_cached_tokens = 0  # of the first admission,
+        self.num_external_tokens = 0  # and of these, those from a tier
         self.block_hashes: list[bytes] = []  # of the full blocks of token_ids, as far as somebody asked
         self.queued_time = queued_time
         self.scheduled_time: float | None = None
@@ -165,13 +167,14 @@ class Request:
             self.num_placeholders += 1
         return samples
 
-    def start(self, num_cached_tokens: int, now: float) -> None:
-        """Enter the running set with ``num_cached_tokens`` already in its blocks."""
+    def start(self, num_cached_tokens: int, now: float, *, num_external: int = 0) -> None:
+        """Enter the running set with ``num_cached_tokens`` in its blocks, the last ``num_external`` by this step."""
         if self.scheduled_time is None:
             self.scheduled_time = now
-            self.num_cached_tokens = num_cached_tokens
+            self.num_cached_tokens, self.num_external_tokens = num_cached_tokens, num_external
         self.status = RequestStatus.RUNNING
-        self.num_computed_tokens = self.num_confirmed_tokens = num_cached_tokens
+        self.num_computed_tokens = num_cached_tokens
+        self.num_confirmed_tokens = num_cached_tokens - num_external
 
     def fork(self, source: EngineCoreRequest, family: Family, *, limit: int) -> Request:
         """A request that goes on from all known tokens of this one, without blocks, its times told as its own."""
@@ -180,7 +183,7 @@ class Request:
         child.num_prompt_tokens = self.num_prompt_tokens
         child.block_hashes = list(self.block_hashes)
         child.scheduled_time = self.scheduled_time
-        child.num_cached_tokens = self.num_cached_tokens
+        child.num_cached_tokens, child.num_external_tokens = self.num_cached_tokens, self.num_external_tokens
         child.num_preemptions = self.num_preemptions
         return child
 
@@ -270,6 +273,7 @@ class Request:
             stop_reason=stop_reason,
             error=error,
             num_cached_tokens=self.num_cached_tokens,
+            num_external_tokens=self.num_external_tokens,
             queued_time=self.queued_time if first else None,
             scheduled_time=self.scheduled_time if first else None,
             num_preemptions=self.num_preemptions,

@@ -8,7 +8,7 @@ executed, and their results handed back, in the order in which they were made.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core.admission import (
@@ -32,6 +32,7 @@ from octavo.core.request import Request, RequestStatus
 from octavo.core.stats import SchedulerCounters
 from octavo.core.step import Scheduled, StepBuilder
 from octavo.exceptions import ConfigError, InvariantError, ValidationError
+from octavo.kv_transfer.chain import TierChain
 from octavo.messages import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -61,6 +62,7 @@ class Scheduler:
         *,
         windows: Sequence[int | None] = (None,),
         readiness: Readiness | None = None,
+        tiers: TierChain | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``num_blocks`` includes the null block; ``clock`` gives seconds. Raises ConfigError if no block is usable."""
@@ -69,7 +71,7 @@ class Scheduler:
         self._config = config
         self._clock = clock
         caching = cache.enable_prefix_caching
-        self._kv = make_manager(num_blocks, cache.block_size, windows, enable_prefix_caching=caching)
+        self._kv = make_manager(num_blocks, cache.block_size, windows, tiers, enable_prefix_caching=caching)
         self._num_blocks = num_blocks
         self._policy: Policy = resolve(POLICIES[config.scheduling_policy])(config)
         self._limits = RequestLimits(
@@ -135,7 +137,7 @@ class Scheduler:
         if step.num_preempted == 0:
             self._start(step)
 
-        plan = step.build(self._finished_ids)
+        plan = step.build(self._finished_ids, self._kv.tiers.take_moves(step.step_id))
         self._finished_ids = []
         if plan.num_scheduled_tokens:
             self._in_flight[plan.step_id] = (self._clock(), list(step.scheduled))
@@ -176,7 +178,8 @@ class Scheduler:
         lesser = self._policy.displaced(waiting, self._running)
         if not would_help(waiting, self._running, lesser, self._rules, self._kv):
             return False
-        self._preempt(self._policy.victim(lesser))
+        self._kv.swap_out(victim := self._policy.victim(lesser))
+        self._preempt(victim)
         return True
 
     def _plan(self, request: Request, num_behind: int, step: StepBuilder) -> None:
@@ -215,7 +218,7 @@ class Scheduler:
             if self._kv.reclaim(request, self._requests.values()):
                 continue
             victim = self._policy.victim(self._running)
-            step.undo(victim)
+            self._kv.swap_out(victim, step.undo(victim).copies)
             self._preempt(victim)
             if victim is request:
                 return None
@@ -238,8 +241,7 @@ class Scheduler:
         if tokens_left <= 0 or not all(rule.admits(request, self._running) for rule in self._rules):
             return False
         prefix = self._kv.find_prefix(request)
-        num_cached = prefix.num_tokens
-        num_wanted = request.num_tokens - num_cached
+        num_wanted = request.num_tokens - prefix.num_tokens
         if self._must_stay_whole(num_wanted) and num_wanted > tokens_left:
             return False
         num_tokens = self._chunk(num_wanted, tokens_left)
@@ -252,14 +254,13 @@ class Scheduler:
                 and self._kv.reclaim(request, self._requests.values())
                 and self._admit(request, step, kept)
             )
-        is_first = request.scheduled_time is None
-        if is_first:
+        if request.scheduled_time is None:
             self._counters.admitted_ids.append(request.request_id)
-        if is_first and self._kv.enable_prefix_caching and request.num_reusable_tokens:
-            self._counters.count_lookup(request.num_prompt_tokens, num_cached)
+            if self._kv.enable_prefix_caching and request.num_reusable_tokens:
+                self._counters.count_lookup(request.num_prompt_tokens, prefix.num_local, prefix.num_external)
         self._policy.remove(request)
         self._running.append(request)
-        request.start(num_cached, self._clock())
+        request.start(prefix.num_tokens, self._clock(), num_external=prefix.num_external)
         step.add(request, num_tokens, room, is_new=True)
         return True
 
@@ -276,9 +277,11 @@ class Scheduler:
             raise InvariantError(f"result of step {result.step_id} for the plan of step {plan.step_id}")
         now = self._clock()
         planned_at, scheduled = self._in_flight.pop(plan.step_id, (now, []))
-        for entry in scheduled:
+        seconds, self._last_update = now - max(planned_at, self._last_update), now
+        self._restart(self._kv.spoil(self._kv.tiers.settle(plan, result, seconds)))
+        for entry in scheduled:  # one that failed may not have filled its blocks: who took them over computes its own
             if entry.is_valid and entry.error(result) is not None:
-                self._restart_sharers(entry)
+                self._restart(self._kv.sharers(entry.request, entry.start))
         outputs: list[EngineCoreOutput] = []
         for entry in scheduled:
             if not entry.is_valid:
@@ -289,15 +292,12 @@ class Scheduler:
                 raise
             except Exception as error:
                 outputs += self._fail(entry.request.request_id, RequestFault.of(error, "taking in its token"))
-        seconds = now - max(planned_at, self._last_update)
-        self._last_update = now
-        stats = self._report(plan.total_num_scheduled_tokens, seconds)
+        stats = self.stats(plan.total_num_scheduled_tokens, seconds)
         return EngineCoreOutputs(outputs=outputs, timestamp=now, stats=stats)
 
-    def _restart_sharers(self, failed: Scheduled) -> None:
-        """A request that failed may not have filled its blocks: whoever took them over computes its own."""
-        sharers = self._kv.sharers(failed.request, failed.start)
-        for request in [r for r in reversed(self._running) if r.request_id in sharers]:
+    def _restart(self, request_ids: Collection[str]) -> None:
+        """These requests may have read blocks that nobody filled; those of them that run start anew."""
+        for request in [r for r in reversed(self._running) if r.request_id in request_ids]:
             self._preempt(request)
 
     def _take(self, entry: Scheduled, result: ModelRunnerOutput) -> Sequence[EngineCoreOutput]:
@@ -358,6 +358,7 @@ class Scheduler:
         told again, for the worker may not have heard of them.
         """
         self._finished_ids += finished_ids
+        self._kv.tiers.void()
         named = [self._requests[request_id] for request_id in request_ids if request_id in self._requests]
         outputs = [output for one in self._doubts.to_blame(named) for output in self._fail(one.request_id, fault)]
         left = [request for request in named if request.request_id in self._requests]
@@ -395,6 +396,7 @@ class Scheduler:
             if not spoiled:
                 self._kv.share(request)
             self._kv.free(request, spoiled=spoiled)
+        self._kv.tiers.swaps.drop(request.request_id)
         if request.status is RequestStatus.RUNNING:
             self._running.remove(request)
             self._finished_ids.append(request.request_id)
@@ -416,11 +418,8 @@ class Scheduler:
     def num_waiting(self) -> int:
         return len(self._policy)
 
-    def stats(self) -> SchedulerStats:
-        """The state now; counters start again at zero."""
-        return self._report(0, 0.0)
-
-    def _report(self, iteration_tokens: int, step_seconds: float) -> SchedulerStats:
+    def stats(self, iteration_tokens: int = 0, step_seconds: float = 0.0) -> SchedulerStats:
+        """The state now, after a step of so many tokens; counters start again at zero."""
         return SchedulerStats(
             num_running=len(self._running),
             num_waiting=len(self._policy),
@@ -429,6 +428,7 @@ class Scheduler:
             iteration_tokens=iteration_tokens,
             step_seconds=step_seconds,
             num_deferred=self._deferral.num_passed,
+            kv_tiers=self._kv.tiers.stats(),
             **self._counters.take(),
         )
 

@@ -8,7 +8,14 @@ from typing import Any
 class SchedulerCounters:
     """Numbers that grow until they are taken."""
 
-    __slots__ = ("admitted_ids", "num_preemptions", "prefix_hits", "prefix_queries")
+    __slots__ = (
+        "admitted_ids",
+        "external_hits",
+        "external_queries",
+        "num_preemptions",
+        "prefix_hits",
+        "prefix_queries",
+    )
 
     def __init__(self) -> None:
         self._reset()
@@ -16,21 +23,27 @@ class SchedulerCounters:
     def _reset(self) -> None:
         self.num_preemptions = 0
         self.admitted_ids: list[str] = []
-        self.prefix_queries = 0  # prompt tokens looked up
-        self.prefix_hits = 0  # of these, found
+        self.prefix_queries = 0  # prompt tokens looked up,
+        self.prefix_hits = 0  # of these, found in the pool;
+        self.external_queries = 0  # tokens that were not there,
+        self.external_hits = 0  # of these, found in a tier
 
     def take(self) -> dict[str, Any]:
         """Their fields of SchedulerStats; the counters start again at zero."""
         fields = {
             "prefix_cache_queries_delta": self.prefix_queries,
             "prefix_cache_hits_delta": self.prefix_hits,
+            "external_prefix_cache_queries_delta": self.external_queries,
+            "external_prefix_cache_hits_delta": self.external_hits,
             "num_preemptions_delta": self.num_preemptions,
             "admitted_ids": self.admitted_ids,
         }
         self._reset()
         return fields
 
-    def count_lookup(self, num_tokens: int, num_found: int) -> None:
-        """One request's prompt was looked up in the prefix cache."""
+    def count_lookup(self, num_tokens: int, num_found: int, num_external: int) -> None:
+        """One request's prompt was looked up in the prefix cache, what was missing in the tiers behind it."""
         self.prefix_queries += num_tokens
         self.prefix_hits += num_found
+        self.external_queries += num_tokens - num_found
+        self.external_hits += num_external

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from octavo.core.kv_cache.manager import Room
+from octavo.core.kv_cache.manager import NO_ROOM_NEEDED, Room
 from octavo.core.request import Request
-from octavo.messages import CachedRequestData, ModelRunnerOutput, NewRequestData, RequestFault, SchedulerOutput
+from octavo.messages import (
+    CachedRequestData,
+    KVMove,
+    ModelRunnerOutput,
+    NewRequestData,
+    RequestFault,
+    SchedulerOutput,
+)
 
 
 class Scheduled:
@@ -73,18 +80,20 @@ class StepBuilder:
         self._scheduled[request.request_id] = Scheduled(request, num_tokens, room, is_new)
         self.tokens_left -= num_tokens
 
-    def undo(self, victim: Request) -> None:
+    def undo(self, victim: Request) -> Room:
         """``victim`` is being preempted: as :meth:`remove`, and counted."""
         self.num_preempted += 1
-        self.remove(victim)
+        return self.remove(victim)
 
-    def remove(self, request: Request) -> None:
-        """Take ``request`` out of the plan, if it is in, and give its tokens back."""
+    def remove(self, request: Request) -> Room:
+        """Take ``request`` out of the plan, if it is in, and give its tokens back; the room it had got in this step."""
         entry = self._scheduled.pop(request.request_id, None)
-        if entry is not None:
-            self.tokens_left += entry.num_tokens
+        if entry is None:
+            return NO_ROOM_NEEDED
+        self.tokens_left += entry.num_tokens
+        return entry.room
 
-    def build(self, finished_request_ids: list[str]) -> SchedulerOutput:
+    def build(self, finished_request_ids: list[str], kv_moves: Sequence[KVMove] = ()) -> SchedulerOutput:
         """The message to the workers.
 
         Block copies are in the order of planning: a block may be read, given up and then be written by a later copy.
@@ -111,6 +120,7 @@ class StepBuilder:
             new_requests=new,
             cached_requests=cached,
             finished_request_ids=finished_request_ids,
+            kv_moves=list(kv_moves),
             block_copies=copies,
         )
 

@@ -22,6 +22,7 @@ from octavo.core.admission import GrammarReady, max_tokens_that_fit
 from octavo.core.scheduler import Scheduler
 from octavo.exceptions import ConfigError, EngineDeadError
 from octavo.executor.base import Executor
+from octavo.kv_transfer.registry import make_planner
 from octavo.messages import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -112,6 +113,7 @@ class EngineCore:
             max_model_len,
             windows=spec.windows,
             readiness=self._grammars,
+            tiers=make_planner(config.cache, self._executor.open_kv_tiers()),
         )
         self.info = EngineInfo(
             max_model_len=max_model_len,
@@ -189,7 +191,7 @@ class EngineCore:
         while len(self._in_flight) < self._depth and self._scheduler.has_requests():
             plan = self._scheduler.schedule()
             self._pending += self._scheduler.take_failed()
-            if not plan.num_scheduled_tokens and not plan.finished_request_ids:
+            if plan.is_empty:
                 if self._in_flight or self._pending or self._stats_due:
                     return  # nothing more until a step in flight ends
                 if self._grammars.wait(GRAMMAR_SECONDS):

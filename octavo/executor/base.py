@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from octavo.messages import KVCacheSpec, ModelRunnerOutput, SchedulerOutput
+from octavo.messages import KVCacheSpec, KVTierInfo, ModelRunnerOutput, SchedulerOutput
 
 
 class Executor(Protocol):
@@ -25,6 +25,10 @@ class Executor(Protocol):
 
     def initialize_kv_cache(self, num_blocks: int) -> None:
         """Allocate ``num_blocks`` blocks (block 0 is the null block) and prepare the program."""
+        ...
+
+    def open_kv_tiers(self) -> dict[str, KVTierInfo]:
+        """Open the tiers behind the KV pool, by name. Valid once, after initialize_kv_cache. Raises ConfigError."""
         ...
 
     def prepare_grammar(self, grammar: str) -> Future[Any]:

@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from octavo.config import EngineConfig
-from octavo.messages import KVCacheSpec, ModelRunnerOutput, SchedulerOutput
+from octavo.messages import KVCacheSpec, KVTierInfo, ModelRunnerOutput, SchedulerOutput
 from octavo.worker.worker import Worker
 
 
@@ -43,6 +43,10 @@ class UniprocExecutor:
 
     def initialize_kv_cache(self, num_blocks: int) -> None:
         self._submit(lambda: self._worker.initialize_kv_cache(num_blocks)).result()
+
+    def open_kv_tiers(self) -> dict[str, KVTierInfo]:
+        infos: dict[str, KVTierInfo] = self._submit(self._worker.open_kv_tiers).result()
+        return infos
 
     def prepare_grammar(self, grammar: str) -> Future[Any]:
         return self._worker.prepare_grammar(grammar)  # not on the worker thread, which may be in a long step

@@ -15,6 +15,7 @@ from octavo.messages.engine import (
 )
 from octavo.messages.fault import RequestFault
 from octavo.messages.kv_cache import KVCacheSpec
+from octavo.messages.kv_transfer import KVMove, KVTierInfo, KVTierReport, KVTierStats, KVTraffic
 from octavo.messages.sampling_params import (
     BeamSearch,
     RepetitionDetectionParams,
@@ -36,6 +37,11 @@ __all__ = [
     "EngineInfo",
     "FinishReason",
     "KVCacheSpec",
+    "KVMove",
+    "KVTierInfo",
+    "KVTierReport",
+    "KVTierStats",
+    "KVTraffic",
     "ModelRunnerOutput",
     "NewRequestData",
     "RepetitionDetectionParams",

@@ -7,6 +7,7 @@ import enum
 import msgspec
 
 from octavo.messages.fault import RequestFault
+from octavo.messages.kv_transfer import KVTierStats
 from octavo.messages.sampling_params import SamplingParams
 from octavo.messages.tenant import Tenant
 
@@ -83,7 +84,8 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the stop token id that matched, or what repetition is called; None for EOS
     error: RequestFault | None = None  # set with finish_reason ERROR
-    num_cached_tokens: int = 0  # prompt tokens taken from the prefix cache (valid from the first output on)
+    num_cached_tokens: int = 0  # prompt tokens taken from a cache (valid from the first output on);
+    num_external_tokens: int = 0  # of these, from a tier behind the block pool
     queued_time: float | None = None  # monotonic seconds, on the first output of a request
     scheduled_time: float | None = None  # first time it was scheduled, on the first output of a request
     num_preemptions: int = 0
@@ -97,7 +99,10 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     kv_cache_usage: float = 0.0  # referenced blocks / usable blocks, 0..1
     num_blocks: int = 0
     prefix_cache_queries_delta: int = 0  # tokens
-    prefix_cache_hits_delta: int = 0  # tokens
+    prefix_cache_hits_delta: int = 0  # tokens, in the block pool
+    external_prefix_cache_queries_delta: int = 0  # tokens that were not there
+    external_prefix_cache_hits_delta: int = 0  # of these, found in a tier behind it
+    kv_tiers: dict[str, KVTierStats] = {}
     num_preemptions_delta: int = 0
     iteration_tokens: int = 0  # tokens computed in this step
     step_seconds: float = 0.0

@@ -13,6 +13,7 @@ import msgspec
 
 from octavo.messages.engine import TokenLogprobs
 from octavo.messages.fault import RequestFault
+from octavo.messages.kv_transfer import KVMove, KVTierReport
 from octavo.messages.sampling_params import SamplingParams
 
 
@@ -57,6 +58,7 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
     new_requests: list[NewRequestData] = []
     cached_requests: list[CachedRequestData] = []
     finished_request_ids: list[str] = []  # forget these first (finished, aborted or preempted)
+    kv_moves: list[KVMove] = []  # between the pool and its tiers, in order, before anything else of the step
     block_copies: list[tuple[int, int]] = []  # (source, destination) block ids, run before the forward
     draft_token_ids: dict[str, list[int]] = {}
 
@@ -66,8 +68,8 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_empty(self) -> bool:
-        """Nothing to compute and nothing to forget: the only kind of plan that need not be executed."""
-        return not self.num_scheduled_tokens and not self.finished_request_ids
+        """Nothing to compute, move or forget: the only kind of plan that need not be executed."""
+        return not (self.num_scheduled_tokens or self.finished_request_ids or self.kv_moves)
 
 
 class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,3 +80,4 @@ class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: dict[str, list[TokenLogprobs]] = {}  # one per sampled token, for requests that asked
     prompt_logprobs: dict[str, list[TokenLogprobs]] = {}  # for positions whose predecessor was computed in this step
     errors: dict[str, RequestFault] = {}  # requests that failed alone (NaN logits, a sampler exception)
+    kv_tiers: dict[str, KVTierReport] = {}  # what became of moves, by tier

@@ -1,6 +1,6 @@
 """ModelRunner: one step, from a plan to sampled tokens.
 
-    apply the plan to the request states -> copy blocks -> for each pass: run the program once, sample
+    move blocks -> apply the plan to the request states -> copy blocks -> for each pass: run the program once, sample
 
 The runner keeps sampled tokens itself, so the scheduler may send the next plan before it has seen the result of the
 last one. Knows nothing of policies, blocks' owners, text, or which kernels run the program.
@@ -26,6 +26,7 @@ from octavo.backends.base import (
 )
 from octavo.config import LogprobsMode
 from octavo.exceptions import RequestError, ValidationError
+from octavo.kv_transfer.movers import Movers
 from octavo.messages import CachedRequestData, ModelRunnerOutput, RequestFault, SchedulerOutput, TokenLogprobs
 from octavo.structured_output.bank import GrammarBank
 from octavo.worker.block_tables import BlockTables
@@ -82,6 +83,11 @@ class ModelRunner:
         # Requests that failed here and that the scheduler has not yet told us to forget: plans in flight may still
         # name them. They are left out of the batch and their error is told again.
         self._failed: dict[str, RequestFault] = {}
+        self._movers = Movers({})
+
+    def set_movers(self, movers: Movers) -> None:
+        """The tiers that plans move blocks to and from; without a call there are none."""
+        self._movers = movers
 
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step. A request that fails alone gets an entry in ``errors``.
@@ -89,7 +95,7 @@ class ModelRunner:
         An exception means that the kernels failed, and with them every request of the plan; once those are named in
         ``finished_request_ids``, the runner goes on as before.
         """
-        output = ModelRunnerOutput(step_id=plan.step_id)
+        output = ModelRunnerOutput(step_id=plan.step_id, kv_tiers=self._movers.run(plan.kv_moves))
         ids, chunks = self._apply(plan)
         if plan.block_copies:
             self._runnable.copy_blocks(plan.block_copies)

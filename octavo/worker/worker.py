@@ -13,7 +13,9 @@ from octavo.backends.base import Limits
 from octavo.backends.registry import make_backend
 from octavo.config import EngineConfig
 from octavo.exceptions import ConfigError
-from octavo.messages import KVCacheSpec, ModelRunnerOutput, SchedulerOutput
+from octavo.kv_transfer.movers import Movers
+from octavo.kv_transfer.registry import make_movers
+from octavo.messages import KVCacheSpec, KVTierInfo, ModelRunnerOutput, SchedulerOutput
 from octavo.model_loader import LoadedModel, load_model
 from octavo.platforms.cpu import available_memory, release_free_memory
 from octavo.program import Program
@@ -57,6 +59,7 @@ class Worker:
         self._program: Program | None = None
         self._runner: ModelRunner | None = None
         self._grammars: GrammarBank | None = None
+        self._movers = Movers({})
         self._facts = {"kernels": self._backend.describe()}
 
     def load_model(self) -> None:
@@ -104,6 +107,7 @@ class Worker:
         limits = self._limits(num_blocks)
         program, weights = self._loaded.program, self._loaded.weights
         runnable = self._backend.prepare(program, weights, limits)
+        self._runnable, self._weights_identity = runnable, weights.identity()
         self._facts["packed weights"] = f"{runnable.weight_bytes / 2**20:.0f} MiB, {runnable.weight_origin}"
         path = self._config.model.model
         self._grammars = GrammarBank(lambda: load_tokenizer(path), program.vocab_size)
@@ -118,6 +122,16 @@ class Worker:
         )
         self._loaded = None
         release_free_memory()
+
+    def open_kv_tiers(self) -> dict[str, KVTierInfo]:
+        """See ``Executor.open_kv_tiers``."""
+        if self._runner is None:
+            raise RuntimeError("initialize_kv_cache comes first")
+        cache = self._config.cache
+        facts = [self._weights_identity, self._runnable.kv_identity, cache.kv_dtype, str(cache.block_size)]
+        self._movers = make_movers(cache, self._runnable, "\n".join(facts))
+        self._runner.set_movers(self._movers)
+        return self._movers.infos()
 
     def prepare_grammar(self, grammar: str) -> Future[Any]:
         """See ``Executor.prepare_grammar``; from any thread, after initialize_kv_cache."""
@@ -138,6 +152,7 @@ class Worker:
         """Nothing is asked for any more."""
         if self._grammars is not None:
             self._grammars.close()
+        self._movers.close()
 
     def describe(self) -> dict[str, str]:
         """Facts for the start-up screen: kernels, weights, packed weights."""

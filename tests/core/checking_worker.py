@@ -13,16 +13,20 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core.policy import FcfsPolicy, Policy
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler
+from octavo.kv_transfer.chain import TierChain
+from octavo.kv_transfer.connectors.host.planner import HostTier
 from octavo.messages import (
     EngineCoreOutput,
     EngineCoreRequest,
     FinishReason,
+    KVTierInfo,
+    KVTierReport,
     ModelRunnerOutput,
     NewRequestData,
     RequestFault,
@@ -172,6 +176,20 @@ class _State:
         return self.histories[position]
 
 
+class _Copy(NamedTuple):
+    """A block in a tier."""
+
+    key: bytes
+    cells: list[int | None]
+    owed: list[bool]
+
+
+def host_tier(num_blocks: int, *, swaps: bool) -> TierChain:
+    """A host tier with room for ``num_blocks``, which preempted requests use or not."""
+    info = KVTierInfo(capacity=num_blocks, block_bytes=1)
+    return TierChain([lambda emit: HostTier(info, emit, keeps_preempted=swaps)])
+
+
 class CheckingWorker:
     """``salts`` tells the cache salts of requests, which plans do not carry.
 
@@ -189,16 +207,20 @@ class CheckingWorker:
         self.states: dict[str, _State] = {}
         self.salts: dict[str, str | None] = {}
         self.failing: set[str] = set()
+        self.tiers: dict[str, dict[int | bytes, _Copy]] = {}
+        self.losing = 0  # loads to come that fail
+        self.num_loads = 0
 
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """Run one plan; AssertionError if it is not sound."""
+        reports = self._move(plan)
         self._take_in(plan)
         self._copy_blocks(plan)
         self._check_writes(plan)
         passes: tuple[list[str], list[str]] = ([], [])
         for request_id in plan.num_scheduled_tokens:
             passes[self.states[request_id].wants_prompt_logprobs].append(request_id)
-        output = ModelRunnerOutput(step_id=plan.step_id)
+        output = ModelRunnerOutput(step_id=plan.step_id, kv_tiers=reports)
         for request_ids in passes:
             for request_id in request_ids:
                 self._write(request_id, plan.num_scheduled_tokens[request_id])
@@ -282,6 +304,32 @@ class CheckingWorker:
         assert plan.total_num_scheduled_tokens <= self.config.step_tokens
         assert len(self.states) <= self.config.max_num_seqs
 
+    def _move(self, plan: SchedulerOutput) -> dict[str, KVTierReport]:
+        failed: dict[str, list[tuple[bytes, int]]] = {move.tier: [] for move in plan.kv_moves}
+        kept: dict[str, list[bytes]] = {move.tier: [] for move in plan.kv_moves}
+        for move in plan.kv_moves:
+            places, place = self.tiers.setdefault(move.tier, {}), move.slot if move.tier == "host" else move.key
+            cells = [(move.block_id, offset) for offset in range(self.block_size)]
+            if move.kind == "drop":
+                places.pop(place, None)
+            elif move.kind == "store":
+                owed = [cell in self.owed for cell in cells]
+                places[place] = _Copy(move.key, list(self.cells[move.block_id]), owed)
+                kept[move.tier].append(move.key)
+            elif self.losing > 0:
+                self.losing -= 1
+                failed[move.tier].append((move.key, move.block_id))
+                self.cells[move.block_id] = [None] * self.block_size
+                self.owed.update(cells)
+            else:
+                key, histories, owed = places[place]
+                assert key == move.key, "a place was given to another key"
+                self.cells[move.block_id] = list(histories)
+                self.owed.difference_update(cells)
+                self.owed.update(cell for cell, is_owed in zip(cells, owed, strict=True) if is_owed)
+                self.num_loads += 1
+        return {tier: KVTierReport(failed=failed[tier], kept=kept[tier]) for tier in failed}
+
     def _copy_blocks(self, plan: SchedulerOutput) -> None:
         for source, destination in plan.block_copies:
             assert source != destination
@@ -353,8 +401,9 @@ class Loop:
         depth: int = 1,
         policy: Policy | None = None,
         windows: Sequence[int | None] = (None,),
+        tiers: TierChain | None = None,
     ) -> None:
-        self.scheduler = Scheduler(config, cache, num_blocks, max_model_len, windows=windows)
+        self.scheduler = Scheduler(config, cache, num_blocks, max_model_len, windows=windows, tiers=tiers)
         if policy is not None:
             self.scheduler._policy = policy
         self.worker = CheckingWorker(config, cache.block_size, num_blocks, windows)

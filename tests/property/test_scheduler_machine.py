@@ -15,7 +15,7 @@ from octavo.core.policy import FcfsPolicy
 from octavo.core.priority import PriorityPolicy
 from octavo.exceptions import ValidationError
 from octavo.messages import BeamSearch, EngineCoreRequest, FinishReason, Tenant
-from tests.core.checking_worker import VOCAB, ByPriority, Loop, SortedByPriority, cache_config, make_request
+from tests.core.checking_worker import VOCAB, ByPriority, Loop, SortedByPriority, cache_config, host_tier, make_request
 
 # Prompts are cut out of a few texts, so that many share a beginning.
 TEXTS = [[(3 * i + 7 * text) % VOCAB for i in range(40)] for text in range(2)]
@@ -40,6 +40,8 @@ def loops(draw: st.DrawFn) -> Loop:
         long_prefill_token_threshold=draw(st.sampled_from([0, 0, 1, 5])),
     )
     cache = cache_config(draw(st.sampled_from([1, 2, 4, 4, 8])), enable_prefix_caching=draw(st.booleans()))
+    windows = draw(st.sampled_from(WINDOWS))
+    tiers = st.none() | st.builds(host_tier, st.sampled_from([1, 3, 9, 40]), swaps=st.booleans())
     return Loop(
         config,
         cache,
@@ -47,7 +49,8 @@ def loops(draw: st.DrawFn) -> Loop:
         max_model_len=draw(st.sampled_from([2, 20, 60])),
         depth=draw(st.integers(1, 3)),
         policy=draw(st.sampled_from(POLICIES))(config),
-        windows=draw(st.sampled_from(WINDOWS)),
+        windows=windows,
+        tiers=draw(tiers) if windows == (None,) else None,
     )
 
 
@@ -118,6 +121,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(when=st.sampled_from(["before", "after"]))
     def break_step(self, when: Literal["before", "after"]) -> None:
         self.loop.raising = when
+
+    @rule(count=st.integers(1, 3))
+    def lose_loads(self, count: int) -> None:
+        self.loop.worker.losing = count
 
     @rule()
     def reset_prefix_cache(self) -> None:

@@ -10,13 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from octavo.backends.base import BitArray, FloatArray, KVDtype, Limits, SampledRows, SampleRows, StepInputs
+from octavo.backends.base import BitArray, ByteArray, FloatArray, KVDtype, Limits, SampledRows, SampleRows, StepInputs
 from octavo.backends.cpu import _kernels
 from octavo.backends.cpu.buffers import View
 from octavo.backends.cpu.fusion import gate_matrices
 from octavo.backends.cpu.lowering import LoweredProgram, lower
+from octavo.backends.cpu.packed import as_bytes
 from octavo.backends.cpu.packed_cache import PackedCache
 from octavo.backends.cpu.weights import PackedWeights
+from octavo.backends.identity import code_identity
 from octavo.config import BackendConfig
 from octavo.exceptions import KernelError
 from octavo.platforms.cpu import physical_cores
@@ -74,7 +76,7 @@ class CpuBackend:
         native = self._new_program(program, limits, lowered.arena_floats)
         _build(native, lowered, packed)
         sampler = _kernels.Sampler(self._pool, self._kernels.isa)
-        return CpuRunnable(native, packed, limits, sampler)
+        return CpuRunnable(native, packed, limits, sampler, self._kernels.isa)
 
     def _new_program(self, program: Program, limits: Limits, arena_floats: int) -> _kernels.Program:
         return _kernels.Program(
@@ -102,9 +104,11 @@ class CpuRunnable:
     """A prepared model: native program, packed weights, KV cache."""
 
     def __init__(
-        self, native: _kernels.Program, packed: PackedWeights, limits: Limits, sampler: _kernels.Sampler
+        self, native: _kernels.Program, packed: PackedWeights, limits: Limits, sampler: _kernels.Sampler, isa: str
     ) -> None:
         self._native, self._packed, self.limits, self._sampler = native, packed, limits, sampler
+        self._isa = isa
+        self._blocks = as_bytes(native.kv_address, native.kv_bytes).reshape(-1, native.block_bytes)
 
     @property
     def weight_bytes(self) -> int:
@@ -160,6 +164,28 @@ class CpuRunnable:
             self._native.copy_blocks(list(pairs))
         except ValueError as error:
             raise KernelError(str(error)) from None
+
+    @property
+    def block_bytes(self) -> int:
+        return self._native.block_bytes
+
+    @property
+    def kv_identity(self) -> str:
+        return f"{self._isa} {code_identity()}"
+
+    def read_blocks(self, block_ids: Sequence[int], out: ByteArray) -> None:
+        self._check_blocks(block_ids)
+        for row, block_id in zip(out, block_ids, strict=True):
+            row[:] = self._blocks[block_id]
+
+    def write_blocks(self, block_ids: Sequence[int], data: ByteArray) -> None:
+        self._check_blocks(block_ids)
+        for row, block_id in zip(data, block_ids, strict=True):
+            self._blocks[block_id] = row
+
+    def _check_blocks(self, block_ids: Sequence[int]) -> None:
+        if not all(0 <= block_id < len(self._blocks) for block_id in block_ids):
+            raise KernelError(f"KV blocks {list(block_ids)}: there are {len(self._blocks)}")
 
 
 def _build(native: _kernels.Program, lowered: LoweredProgram, packed: PackedWeights) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from octavo.backends.base import FloatArray, KVDtype, Limits, StepInputs
+from octavo.backends.base import ByteArray, FloatArray, KVDtype, Limits, StepInputs
+from octavo.backends.identity import code_identity
 from octavo.backends.reference import ops
 from octavo.config import BackendConfig
 from octavo.exceptions import KernelError
@@ -97,6 +98,25 @@ class ReferenceRunnable:
         for source, destination in pairs:
             for cache in (self.key_cache, self.value_cache):
                 cache[:, destination] = cache[:, source]
+
+    @property
+    def block_bytes(self) -> int:
+        return 2 * self.key_cache[:, 0].nbytes
+
+    @property
+    def kv_identity(self) -> str:
+        return f"reference {self.dtype} numpy {np.__version__} {code_identity()}"
+
+    def read_blocks(self, block_ids: Sequence[int], out: ByteArray) -> None:
+        for row, block_id in zip(out, block_ids, strict=True):
+            halves = row.view(self.dtype).reshape(2, -1)
+            halves[0], halves[1] = self.key_cache[:, block_id].ravel(), self.value_cache[:, block_id].ravel()
+
+    def write_blocks(self, block_ids: Sequence[int], data: ByteArray) -> None:
+        shape = self.key_cache[:, 0].shape
+        for row, block_id in zip(data, block_ids, strict=True):
+            keys, values = row.view(self.dtype).reshape(2, *shape)
+            self.key_cache[:, block_id], self.value_cache[:, block_id] = keys, values
 
     def weight(self, op: Op, parameter: str) -> np.ndarray:
         """The array bound to a parameter of ``op``."""

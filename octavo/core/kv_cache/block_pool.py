@@ -9,7 +9,7 @@ with a name in the prefix index is "cached": it can be taken back until somebody
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from octavo.core.kv_cache.block import Block, FreeList
 from octavo.core.kv_cache.prefix_index import PrefixIndex
@@ -19,11 +19,15 @@ from octavo.exceptions import InvariantError
 class BlockPool:
     """``num_blocks`` blocks, the null block included."""
 
-    __slots__ = ("_free", "blocks", "index")
+    __slots__ = ("_free", "_on_evict", "blocks", "index")
 
-    def __init__(self, num_blocks: int, index: PrefixIndex) -> None:
+    def __init__(
+        self, num_blocks: int, index: PrefixIndex, on_evict: Callable[[bytes, int], None] = lambda name, block_id: None
+    ) -> None:
+        """``on_evict`` hears the name and the id of each block whose contents are given up."""
         self.blocks = [Block(i) for i in range(num_blocks)]
         self.index = index
+        self._on_evict = on_evict
         self._free = FreeList()
         for block in self.blocks[1:]:
             self._free.push_tail(block)
@@ -44,7 +48,9 @@ class BlockPool:
             raise InvariantError(f"{count} blocks asked of a pool with {len(self._free)} free ones")
         taken = [self._free.pop_head() for _ in range(count)]
         for block in taken:
-            self.index.remove(block)
+            if block.block_hash is not None:
+                self._on_evict(block.block_hash, block.block_id)
+                self.index.remove(block)
             block.ref_count = 1
         return taken
 

@@ -18,14 +18,16 @@ always fit.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from octavo.core.kv_cache.block import Block
 from octavo.core.kv_cache.block_pool import BlockPool
 from octavo.core.kv_cache.manager import NO_ROOM_NEEDED, KVCacheManager, Prefix, Room
 from octavo.core.kv_cache.prefix_index import PrefixIndex
+from octavo.core.kv_cache.tier_link import TierLink
 from octavo.core.request import Request, RequestStatus
-from octavo.exceptions import InvariantError
+from octavo.exceptions import ConfigError, InvariantError
+from octavo.kv_transfer.chain import TierChain
 
 Windows = Sequence[int | None]
 
@@ -43,7 +45,7 @@ class _Table:
 class GroupedKVCacheManager:
     """As ``KVCacheManager``; ``windows`` are those of the groups, None for full attention."""
 
-    __slots__ = ("_null", "_tables", "_windows", "block_size", "enable_prefix_caching", "index", "pool")
+    __slots__ = ("_null", "_tables", "_windows", "block_size", "enable_prefix_caching", "index", "pool", "tiers")
 
     def __init__(
         self, num_blocks: int, block_size: int, windows: Windows, *, enable_prefix_caching: bool = True
@@ -51,6 +53,7 @@ class GroupedKVCacheManager:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.index = PrefixIndex()
+        self.tiers = TierLink(TierChain(), block_size)
         self.pool = BlockPool(num_blocks, self.index)
         self._null = self.pool.blocks[0]
         self._windows = tuple(windows)
@@ -104,14 +107,14 @@ class GroupedKVCacheManager:
         if request.request_id in self._tables:
             room = self.extend(request, num_tokens)
             return room and Room(self.block_ids(request), copies=room.copies)
-        blocks, cached = prefix
+        blocks, cached, _, _ = prefix
         shared = self._real(blocks)
         revived = sum(block.ref_count == 0 for block in shared)
         whole = self._num_entries(max(request.num_tokens, cached + num_tokens)) - len(blocks)
         if whole > self.pool.num_free - revived - reserved:
             return None
         self.pool.acquire(shared)
-        new = self.pool.allocate(self._num_entries(cached + num_tokens) - len(blocks))
+        new = self._allocate(self._num_entries(cached + num_tokens) - len(blocks))
         table = _Table([*blocks, *new], self._first_rows(cached), cached // self.block_size)
         self._tables[request.request_id] = table
         return Room(_ids(table.blocks))
@@ -130,7 +133,7 @@ class GroupedKVCacheManager:
         if missing + copied * self.num_groups > self.pool.num_free:
             return None
         if copied:
-            new = self.pool.allocate(missing + self.num_groups)
+            new = self._allocate(missing + self.num_groups)
             self.pool.free(last)
             blocks[-self.num_groups :] = new
             return Room(_ids(new), self.num_groups, list(zip(_ids(last), _ids(new), strict=False)))
@@ -138,9 +141,23 @@ class GroupedKVCacheManager:
             self.index.remove(block)  # its name is from one who had filled it and is gone
         if missing <= 0:
             return NO_ROOM_NEEDED
-        new = self.pool.allocate(missing)
+        new = self._allocate(missing)
         blocks += new
         return Room(_ids(new))
+
+    def swap_out(self, request: Request, copies: Sequence[tuple[int, int]] = ()) -> None:
+        """Nothing: there are no tiers."""
+
+    def spoil(self, spoiled: Mapping[int, str]) -> set[str]:
+        """See ``KVCacheManager.spoil``."""
+        for block_id in spoiled:
+            self.index.remove(self.pool.blocks[block_id])
+        return self.tiers.misled(spoiled, {key: self._real(table.blocks) for key, table in self._tables.items()})
+
+    def _allocate(self, count: int) -> list[Block]:
+        blocks = self.pool.allocate(count)
+        self.tiers.reused(blocks)
+        return blocks
 
     def _drop(self, table: _Table, num_tokens: int) -> None:
         """Give back what no token from ``num_tokens`` on sees. No step that fills it may still be in flight."""
@@ -212,6 +229,7 @@ class GroupedKVCacheManager:
                 block = table.blocks[row * self.num_groups + group]
                 if block is not self._null:
                     self.index.insert(_name(hashes[row], group), block)
+                    self.tiers.fills(block, request)
         table.num_named = full
 
     def sharers(self, request: Request, first_token: int) -> set[str]:
@@ -275,10 +293,14 @@ class GroupedKVCacheManager:
 KVManager = KVCacheManager | GroupedKVCacheManager
 
 
-def make_manager(num_blocks: int, block_size: int, windows: Windows, *, enable_prefix_caching: bool) -> KVManager:
-    """The manager of a model whose groups have these ``windows``."""
+def make_manager(
+    num_blocks: int, block_size: int, windows: Windows, tiers: TierChain | None = None, *, enable_prefix_caching: bool
+) -> KVManager:
+    """The manager of a model whose groups have these ``windows``. Raises ConfigError for tiers behind several."""
     if tuple(windows) == (None,):
-        return KVCacheManager(num_blocks, block_size, enable_prefix_caching=enable_prefix_caching)
+        return KVCacheManager(num_blocks, block_size, tiers, enable_prefix_caching=enable_prefix_caching)
+    if tiers:
+        raise ConfigError("this model has layers with sliding windows, whose KV no tier keeps: swap_space must be 0")
     return GroupedKVCacheManager(num_blocks, block_size, windows, enable_prefix_caching=enable_prefix_caching)
 
 

@@ -17,21 +17,33 @@ writes into a copy of it (copy-on-write); the last one to hold it writes in plac
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from octavo.core.kv_cache.block import Block
 from octavo.core.kv_cache.block_pool import BlockPool
 from octavo.core.kv_cache.prefix_index import PrefixIndex
+from octavo.core.kv_cache.tier_link import TierLink
 from octavo.core.request import Request, RequestStatus
 from octavo.exceptions import InvariantError
+from octavo.kv_transfer.chain import TierChain
 
 
 class Prefix(NamedTuple):
-    """``blocks`` hold the first ``num_tokens`` tokens of a request. With none, these are in its own table already."""
+    """Where the first ``num_tokens`` tokens of a request are: in ``blocks``, then under ``keys`` in tiers.
+
+    With neither, they are in its own table already.
+    """
 
     blocks: Sequence[Block] = ()
     num_tokens: int = 0
+    keys: Sequence[bytes] = ()
+    num_external: int = 0  # tokens, of those, that are in tiers
+
+    @property
+    def num_local(self) -> int:
+        """Tokens that need no loading."""
+        return self.num_tokens - self.num_external
 
 
 class Room(NamedTuple):
@@ -49,24 +61,36 @@ NO_ROOM_NEEDED = Room([])
 
 
 class _Table:
-    __slots__ = ("blocks", "num_named", "private")
+    __slots__ = ("blocks", "num_named", "num_offered", "private")
 
     def __init__(self) -> None:
         self.blocks: list[Block] = []
-        self.num_named = 0  # leading blocks offered to the prefix index
+        self.num_named = 0  # leading blocks offered to the prefix index,
+        self.num_offered = 0  # and, once confirmed, to the tiers
         self.private = False  # never offer more of them
 
 
 class KVCacheManager:
-    """Hands out blocks of ``block_size`` tokens; finds and names shared prefixes unless told not to."""
+    """Hands out blocks of ``block_size`` tokens; finds and names shared prefixes unless told not to.
 
-    __slots__ = ("_tables", "block_size", "enable_prefix_caching", "index", "pool")
+    ``tiers`` keep what the pool gives up, and supply it again.
+    """
 
-    def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True) -> None:
+    __slots__ = ("_tables", "block_size", "enable_prefix_caching", "index", "pool", "tiers")
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        tiers: TierChain | None = None,
+        *,
+        enable_prefix_caching: bool = True,
+    ) -> None:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.index = PrefixIndex()
-        self.pool = BlockPool(num_blocks, self.index)
+        self.tiers = TierLink(tiers or TierChain(), block_size)
+        self.pool = BlockPool(num_blocks, self.index, self.tiers.chain.evicted)
         self._tables: dict[str, _Table] = {}
 
     @property
@@ -78,11 +102,15 @@ class KVCacheManager:
         """Where the request's first tokens are already, none of those whose logits are needed."""
         if request.request_id in self._tables:
             return Prefix(num_tokens=request.num_computed_tokens)
-        longest = request.num_reusable_tokens // self.block_size
-        if not self.enable_prefix_caching or longest == 0:
-            return Prefix()
-        blocks = self.index.longest(request.hashes(self.block_size)[:longest])
-        return Prefix(blocks, len(blocks) * self.block_size)
+        longest = request.num_reusable_tokens // self.block_size if self.enable_prefix_caching else 0
+        hashes = request.hashes(self.block_size)[:longest]
+        blocks = self.index.longest(hashes)
+        found, local = len(blocks), len(blocks) * self.block_size
+        own, end = self.tiers.swaps.find(request, found)
+        keys = self.tiers.chain.find(hashes[found:])
+        if end > local + len(keys) * self.block_size:
+            return Prefix(blocks, end, own, end - local)
+        return Prefix(blocks, local + len(keys) * self.block_size, keys, len(keys) * self.block_size)
 
     def num_missing(self, requests: Sequence[Request]) -> int:
         """Blocks that ``requests``, which have tables, still need for all their known tokens."""
@@ -98,16 +126,36 @@ class KVCacheManager:
         if request.request_id in self._tables:
             room = self.extend(request, num_tokens)
             return room and Room(self.block_ids(request), copies=room.copies)
-        blocks, cached = prefix
+        blocks, cached, keys, _ = prefix
         revived = sum(block.ref_count == 0 for block in blocks)
         whole = self._num_blocks(max(request.num_tokens, cached + num_tokens)) - len(blocks)
         if whole > self.pool.num_free - revived - reserved:
             return None
         table = self._tables[request.request_id] = _Table()
         self.pool.acquire(blocks)
-        table.blocks = [*blocks, *self.pool.allocate(self._num_blocks(cached + num_tokens) - len(blocks))]
-        table.num_named = len(blocks)
+        self.tiers.chain.pin(keys)  # what is evicted now goes to a tier, and must not push them out
+        table.blocks = [*blocks, *self._allocate(self._num_blocks(cached + num_tokens) - len(blocks))]
+        table.num_named = table.num_offered = len(blocks)
+        for key, block in zip(keys, table.blocks[len(blocks) :]):
+            self.tiers.chain.load(key, block.block_id)
+            self.tiers.fills(block, request)
+        self.tiers.chain.release(keys)
+        self.tiers.swaps.drop(request.request_id)
         return Room([block.block_id for block in table.blocks])
+
+    def swap_out(self, request: Request, copies: Sequence[tuple[int, int]] = ()) -> None:
+        """See ``TierLink.swap_out``; then :meth:`free` it."""
+        block_ids = self.block_ids(request)[: self._num_blocks(request.num_confirmed_tokens)]
+        self.tiers.swap_out(request, block_ids, copies)
+
+    def spoil(self, spoiled: Mapping[int, str]) -> set[str]:
+        """Blocks hold anything, and lose their names. Ids of the requests that hold some.
+
+        ``spoiled``: by block id, the request to blame, which holds it rightly.
+        """
+        for block_id in spoiled:
+            self.index.remove(self.pool.blocks[block_id])
+        return self.tiers.misled(spoiled, {key: table.blocks for key, table in self._tables.items()})
 
     def extend(self, request: Request, num_tokens: int) -> Room | None:
         """Make room for ``num_tokens`` after the computed ones. None, and nothing is changed, if there is none."""
@@ -122,7 +170,7 @@ class KVCacheManager:
             self.index.remove(last)  # its name is from one who had filled it and is gone
         if missing <= 0:
             return NO_ROOM_NEEDED
-        new = self.pool.allocate(missing)
+        new = self._allocate(missing)
         blocks += new
         return Room([block.block_id for block in new])
 
@@ -130,7 +178,7 @@ class KVCacheManager:
         """``missing`` new blocks, the first one in place of the last of ``blocks``, which others hold too."""
         if missing > self.pool.num_free:
             return None
-        new, source = self.pool.allocate(missing), blocks.pop()
+        new, source = self._allocate(missing), blocks.pop()
         self.pool.free([source])
         blocks += new
         return Room([block.block_id for block in new], 1, [(source.block_id, new[0].block_id)])
@@ -140,7 +188,7 @@ class KVCacheManager:
         source = self._tables[parent.request_id]
         table = self._tables[child.request_id] = _Table()
         table.blocks = source.blocks[: self._num_blocks(num_tokens)]
-        table.num_named = min(source.num_named, num_tokens // self.block_size)
+        table.num_named = table.num_offered = min(source.num_named, num_tokens // self.block_size)
         table.private = source.private
         self.pool.acquire(table.blocks)
 
@@ -193,12 +241,21 @@ class KVCacheManager:
         in_passes = request.sampling_params.wants_prompt_logprobs
         filled = request.num_confirmed_tokens if in_passes else request.num_computed_tokens
         full = min(filled, request.num_tokens) // self.block_size
+        self._offer(request, table)
         if full <= table.num_named or table.private or not self.enable_prefix_caching:
             return
         hashes = request.hashes(self.block_size)
         for i in range(table.num_named, full):
             self.index.insert(hashes[i], table.blocks[i])
+            self.tiers.fills(table.blocks[i], request)
         table.num_named = full
+
+    def _offer(self, request: Request, table: _Table) -> None:
+        """Tell the tiers of blocks that have a name, and whose step has come back."""
+        end = min(request.num_confirmed_tokens // self.block_size, table.num_named)
+        for i in range(table.num_offered, end):
+            self.tiers.chain.filled(request.block_hashes[i], table.blocks[i].block_id)
+        table.num_offered = max(table.num_offered, end)
 
     def sharers(self, request: Request, first_token: int) -> set[str]:
         """Ids of the other requests whose tables hold blocks of ``request`` from ``first_token``'s block on."""
@@ -216,6 +273,10 @@ class KVCacheManager:
         ``spoiled``: the request failed, so all its blocks lose theirs.
         """
         table = self._tables.pop(request.request_id)
+        if spoiled:
+            self.tiers.chain.forget(request.block_hashes)
+        else:
+            self._offer(request, table)
         num_sound = 0 if spoiled else request.num_confirmed_tokens // self.block_size
         for block in table.blocks[num_sound : table.num_named]:
             self.index.remove(block)
@@ -228,6 +289,7 @@ class KVCacheManager:
     def reset_prefix_cache(self) -> None:
         """Forget all shared prefixes; running requests keep their blocks but offer them to nobody any more."""
         self.index.clear()
+        self.tiers.clear()
         for table in self._tables.values():
             table.private = True
 
@@ -241,6 +303,11 @@ class KVCacheManager:
             held, computed = len(self._tables[request.request_id].blocks), request.num_computed_tokens
             if held != self._num_blocks(computed):
                 raise InvariantError(f"{request.request_id} holds {held} blocks for {computed} tokens")
+
+    def _allocate(self, count: int) -> list[Block]:
+        blocks = self.pool.allocate(count)
+        self.tiers.reused(blocks)
+        return blocks
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

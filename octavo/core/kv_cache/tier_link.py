@@ -1,0 +1,91 @@
+"""TierLink: what a block manager and the tiers behind its pool owe each other, step by step.
+
+A block may be found by others before the step that fills it has come back. The link remembers who fills which, so that
+whatever that step leaves undone can be told to all who hold the block, whoever has been preempted since. Knows blocks
+by their ids, and neither tables nor indexes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
+
+from octavo.core.kv_cache.block import Block
+from octavo.core.kv_cache.swaps import Swaps
+from octavo.core.request import Request
+from octavo.kv_transfer.chain import TierChain
+from octavo.messages import KVMove, KVTierStats, ModelRunnerOutput, SchedulerOutput
+
+
+class TierLink:
+    """``chain``: the tiers, perhaps none."""
+
+    __slots__ = ("_filling", "_in_flight", "chain", "swaps")
+
+    def __init__(self, chain: TierChain, block_size: int) -> None:
+        self.chain = chain
+        self.swaps = Swaps(chain, block_size)
+        self._filling: dict[int, str] = {}  # block id -> id of the request that fills it in the step being planned
+        self._in_flight: dict[int, dict[int, str]] = {}  # the same of steps that have not come back, by step id
+
+    def fills(self, block: Block, request: Request) -> None:
+        """The step being planned fills ``block`` for ``request``, and others may find it from now on."""
+        self._filling[block.block_id] = request.request_id
+
+    def reused(self, blocks: Iterable[Block]) -> None:
+        """What a step in flight leaves in ``blocks`` is of no importance any more."""
+        for step in (self._filling, *self._in_flight.values()):
+            for block in blocks:
+                step.pop(block.block_id, None)
+
+    def swap_out(self, request: Request, block_ids: Sequence[int], copies: Sequence[tuple[int, int]]) -> None:
+        """Keep what ``request``, which is being preempted, has in ``block_ids``, if a tier does that.
+
+        ``copies``: those of its part of the step that is being planned, which will not be made. Blocks that steps in
+        flight fill for others are not kept: should these fail, nobody would be left to tell.
+        """
+        sources = {destination: source for source, destination in copies}
+        unsure = {block_id for step in self._in_flight.values() for block_id in step}
+        sound = takewhile(lambda block_id: block_id not in unsure, block_ids)
+        self.swaps.keep(request, [sources.get(block_id, block_id) for block_id in sound])
+
+    def take_moves(self, step_id: int) -> list[KVMove]:
+        """The plan of step ``step_id`` is made; its moves between pool and tiers. It is to be settled or voided."""
+        if self._filling:
+            self._in_flight[step_id], self._filling = self._filling, {}
+        return self.chain.take_moves(step_id)
+
+    def settle(self, plan: SchedulerOutput, result: ModelRunnerOutput, seconds: float) -> dict[int, str]:
+        """A plan came back after ``seconds``. The blocks that it should have filled and did not; whose fault that is.
+
+        Their request failed, even if it has been preempted since, or they could not be loaded (nobody's fault: "").
+        """
+        failed = self.chain.settle(plan.step_id, result.kv_tiers, plan.total_num_scheduled_tokens, seconds)
+        filled = self._in_flight.pop(plan.step_id, {})
+        spoiled = {block_id: request_id for block_id, request_id in filled.items() if request_id in result.errors}
+        return spoiled | {block_id: "" for _, block_id in failed if block_id in filled}
+
+    @staticmethod
+    def misled(spoiled: Mapping[int, str], tables: Mapping[str, Sequence[Block]]) -> set[str]:
+        """Of ``tables``, those that contain a block that somebody else has spoiled."""
+        if not spoiled:
+            return set()
+        return {
+            request_id
+            for request_id, blocks in tables.items()
+            if any(spoiled.get(block.block_id, request_id) != request_id for block in blocks)
+        }
+
+    def void(self) -> None:
+        """A step raised: no plan in flight will be settled."""
+        self._in_flight.clear()
+        self.chain.void()
+
+    def clear(self) -> None:
+        """Forget all that tiers hold."""
+        self.swaps.clear()
+        self.chain.clear()
+
+    def stats(self) -> dict[str, KVTierStats]:
+        """See ``TierChain.stats``."""
+        return self.chain.stats()

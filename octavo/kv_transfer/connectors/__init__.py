@@ -1,0 +1,1 @@
+"""One folder a connector: ``planner.py`` (no arrays) and ``mover.py``."""

@@ -1,0 +1,91 @@
+"""Whatever memory lies behind the pool, the answers are the same to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from octavo.engine.llm_engine import LLMEngine
+from octavo.messages import EngineCoreRequest, SamplingParams
+from tests.engine.test_fork import BACKENDS, Answer, answers
+
+from .tiny_llama import make_config
+
+LONG = [5 * i % 300 for i in range(90)]
+PARAMS: dict[str, Any] = {"temperature": 0.9, "seed": 3, "logprobs": 2, "ignore_eos": True}
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return BACKENDS[request.param]
+
+
+@pytest.fixture
+def engines(tiny_model: str) -> Iterator[Any]:
+    made: list[LLMEngine] = []
+
+    def make(num_blocks: int | None = None, **changes: Any) -> LLMEngine:
+        config = make_config(tiny_model, **changes)
+        if num_blocks is not None:  # whatever a block takes
+            whole = LLMEngine(config)
+            size = whole.info.kv_cache_bytes // whole.info.num_blocks
+            whole.shutdown()
+            config = make_config(tiny_model, **changes, kv_cache_memory=(num_blocks + 1) * size)
+        made.append(LLMEngine(config))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.shutdown()
+
+
+def request_of(name: str, prompt: list[int], n: int = 1, max_tokens: int = 12) -> EngineCoreRequest:
+    params = SamplingParams(n=n, max_tokens=max_tokens, **PARAMS)
+    return EngineCoreRequest(request_id=name, prompt_token_ids=prompt, sampling_params=params, arrival_time=0.0)
+
+
+def crowd(n: int) -> list[EngineCoreRequest]:
+    """Requests that begin with one or two blocks and end with twice as many."""
+    return [request_of(f"r{i}", LONG[3 * i : 3 * i + 14 + 2 * i], n, max_tokens=30) for i in range(5)]
+
+
+def alone(engine: LLMEngine, requests: list[EngineCoreRequest]) -> dict[str, Answer]:
+    return {name: answer for request in requests for name, answer in answers(engine, [request])[0].items()}
+
+
+@pytest.mark.parametrize("n", [1, 4])
+@pytest.mark.parametrize("caching", [True, False], ids=["cached", "uncached"])
+def test_preempted_requests_go_on_where_they_were(backend: dict[str, Any], engines: Any, n: int, caching: bool) -> None:
+    expected = alone(engines(**backend, enable_prefix_caching=False), crowd(n))
+    computed = {}
+    for mode in ("recompute", "swap"):
+        for depth in (1, 2):
+            engine = engines(
+                num_blocks=7 if n == 1 else 12,
+                **backend,
+                enable_prefix_caching=caching,
+                swap_space=0.001,
+                preemption_mode=mode,
+                pipeline_depth=depth,
+            )
+            got, computed[mode, depth] = answers(engine, crowd(n))
+            assert got == expected, (mode, depth)
+    if not caching:
+        assert computed["swap", 1] < computed["recompute", 1]
+        assert computed["swap", 2] < computed["recompute", 2]
+
+
+def test_what_the_pool_evicts_is_found_again(backend: dict[str, Any], engines: Any) -> None:
+    engine = engines(num_blocks=8, **backend, swap_space=0.001)
+    first = request_of("first", LONG[:64])
+    expected, _ = answers(engine, [first])
+    answers(engine, [request_of("other", [7, *LONG, *LONG[:20]])])  # takes the whole pool
+    engine._client.submit([request_of("again", LONG[:64])])
+    outputs = []
+    while engine._client.has_work():
+        outputs += engine._client.step().outputs
+    assert [token for output in outputs for token in output.new_token_ids] == expected["first"][0]
+    assert outputs[-1].num_external_tokens == outputs[-1].num_cached_tokens == 48
+    engine.check_invariants()
