@@ -66,6 +66,8 @@ class CacheConfig:
     )
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of equal prefixes")
     swap_space: float = option(0.0, "GiB of host memory for KV blocks that the pool has no room for (0: none)")
+    kv_cache_dir: str | None = option(None, "folder where KV blocks are kept beyond the life of the process")
+    kv_cache_dir_size: int = option(8 << 30, "most bytes of the files there, e.g. 20GiB (default: 8GiB)", size=True)
     preemption_mode: Literal["recompute", "swap"] = option(
         "recompute", "what becomes of the KV of a request that gives way: computed again, or kept in the swap space"
     )
@@ -75,6 +77,9 @@ class CacheConfig:
         memory = self.kv_cache_memory
         _require(memory is None or 0 < memory < 2**50, "kv_cache_memory", memory, "positive, and less than 1 PiB")
         _require(0 <= self.swap_space <= 2**20, "swap_space", self.swap_space, "0..1048576 GiB")
+        size = self.kv_cache_dir_size
+        _require(0 < size < 2**50, "kv_cache_dir_size", size, "positive, and less than 1 PiB")
+        _require(self.kv_cache_dir != "", "kv_cache_dir", "", "a folder")
         modes, mode = ("recompute", "swap"), self.preemption_mode
         _require(mode in modes, "preemption_mode", mode, "recompute or swap")
         _require(mode == "recompute" or self.swap_space > 0, "preemption_mode", mode, "recompute without swap_space")

@@ -14,6 +14,7 @@ from octavo.utils.registry import resolve
 
 CONNECTORS = {
     "host": "octavo.kv_transfer.connectors.host",
+    "disk": "octavo.kv_transfer.connectors.disk",
 }
 
 
@@ -23,6 +24,8 @@ def _settings(cache: CacheConfig) -> dict[str, tuple[dict[str, Any], dict[str, A
     if cache.swap_space > 0:
         swaps = cache.preemption_mode == "swap"
         chosen["host"] = ({"keeps_preempted": swaps}, {"size": int(cache.swap_space * 2**30)})
+    if cache.kv_cache_dir is not None:
+        chosen["disk"] = ({}, {"folder": cache.kv_cache_dir, "size": cache.kv_cache_dir_size})
     return chosen
 
 

@@ -6,6 +6,8 @@ queues, scheduling or text.
 
 from __future__ import annotations
 
+import os
+import time
 from concurrent.futures import Future
 from typing import Any
 
@@ -106,8 +108,11 @@ class Worker:
             raise ConfigError(f"{num_blocks} KV blocks: at least 2 are needed (block 0 is never used)")
         limits = self._limits(num_blocks)
         program, weights = self._loaded.program, self._loaded.weights
+        self._weights_identity = weights.identity()
         runnable = self._backend.prepare(program, weights, limits)
-        self._runnable, self._weights_identity = runnable, weights.identity()
+        self._runnable = runnable
+        if weights.identity() != self._weights_identity:
+            self._weights_identity = ""  # a file has changed: nobody knows what was read
         self._facts["packed weights"] = f"{runnable.weight_bytes / 2**20:.0f} MiB, {runnable.weight_origin}"
         path = self._config.model.model
         self._grammars = GrammarBank(lambda: load_tokenizer(path), program.vocab_size)
@@ -128,7 +133,8 @@ class Worker:
         if self._runner is None:
             raise RuntimeError("initialize_kv_cache comes first")
         cache = self._config.cache
-        facts = [self._weights_identity, self._runnable.kv_identity, cache.kv_dtype, str(cache.block_size)]
+        weights = self._weights_identity or f"unknown {time.time_ns()} {os.getpid()}"
+        facts = [weights, self._runnable.kv_identity, cache.kv_dtype, str(cache.block_size)]
         self._movers = make_movers(cache, self._runnable, "\n".join(facts))
         self._runner.set_movers(self._movers)
         return self._movers.infos()

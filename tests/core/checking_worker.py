@@ -19,7 +19,8 @@ from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core.policy import FcfsPolicy, Policy
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler
-from octavo.kv_transfer.chain import TierChain
+from octavo.kv_transfer.chain import MakeTier, TierChain
+from octavo.kv_transfer.connectors.disk.planner import DiskTier
 from octavo.kv_transfer.connectors.host.planner import HostTier
 from octavo.messages import (
     EngineCoreOutput,
@@ -184,10 +185,15 @@ class _Copy(NamedTuple):
     owed: list[bool]
 
 
-def host_tier(num_blocks: int, *, swaps: bool) -> TierChain:
-    """A host tier with room for ``num_blocks``, which preempted requests use or not."""
-    info = KVTierInfo(capacity=num_blocks, block_bytes=1)
-    return TierChain([lambda emit: HostTier(info, emit, keeps_preempted=swaps)])
+def host_tier(num_blocks: int, *, swaps: bool, disk: int = 0) -> TierChain:
+    """Tiers with room for so many blocks. Preempted requests use the first one or not."""
+    makers: list[MakeTier] = []
+    if num_blocks > 0:
+        host = KVTierInfo(capacity=num_blocks, block_bytes=1)
+        makers.append(lambda emit: HostTier(host, emit, keeps_preempted=swaps))
+    if disk > 0:
+        makers.append(lambda emit: DiskTier(KVTierInfo(capacity=disk, block_bytes=1), emit))
+    return TierChain(makers)
 
 
 class CheckingWorker:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,3 +90,56 @@ def test_what_the_pool_evicts_is_found_again(backend: dict[str, Any], engines: A
     assert [token for output in outputs for token in output.new_token_ids] == expected["first"][0]
     assert outputs[-1].num_external_tokens == outputs[-1].num_cached_tokens == 48
     engine.check_invariants()
+
+
+@pytest.mark.parametrize("n", [1, 4])
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_a_prompt_is_found_after_a_restart(
+    backend: dict[str, Any], engines: Any, tmp_path: Path, n: int, mode: str
+) -> None:
+    expected = alone(engines(**backend, enable_prefix_caching=False), [request_of("r", LONG, n)])
+    tiers = {"kv_cache_dir": str(tmp_path), "swap_space": 0.001, "preemption_mode": mode}
+    computed = []
+    for _ in ("cold", "after a restart"):
+        engine = engines(**backend, **tiers)
+        for _ in ("cold", "warm"):
+            got, num_computed = answers(engine, [request_of("r", LONG, n)])
+            assert got == expected
+            computed.append(num_computed)
+        engine.shutdown()
+    assert computed[0] > computed[1] == computed[2] == computed[3]
+
+
+def test_what_computed_it_decides_where_it_is_found(tiny_model: str, engines: Any, tmp_path: Path) -> None:
+    """Other kernels, another KV dtype, another size of blocks: other bits, or others in another place."""
+    folders = []
+    for changes in [*BACKENDS.values(), {**BACKENDS["cpu, bf16 KV"], "block_size": 32}]:
+        engine = engines(**changes, kv_cache_dir=str(tmp_path), kv_tokens=1024)
+        first, _ = answers(engine, [request_of("r", LONG)])
+        again, _ = answers(engine, [request_of("r", LONG)])
+        assert first == again
+        engine.shutdown()
+        folders.append(set(tmp_path.iterdir()))
+    assert [len(found) for found in folders] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("damage", [b"", b"x" * 50_000])
+def test_damaged_files_cost_time_only(engines: Any, tmp_path: Path, damage: bytes) -> None:
+    settings = {**BACKENDS["cpu, bf16 KV"], "kv_cache_dir": str(tmp_path)}
+    first = engines(**settings)
+    expected, whole = answers(first, [request_of("r", LONG)])
+    first.shutdown()
+    files = sorted(tmp_path.glob("*/*.kv"))
+    assert len(files) == 6
+    engine = engines(**settings)  # has seen the files before they are damaged
+    for path in files:
+        path.write_bytes(damage)
+    got, _ = answers(engine, [request_of("r", LONG)])
+    assert got == expected
+    engine.shutdown()
+    left = [path for path in files if path.read_bytes() == damage]
+    assert len(left) == 1  # the block after the prompt, which nobody asked for
+    last = engines(**settings)
+    got, computed = answers(last, [request_of("r", LONG)])
+    assert got == expected
+    assert computed < whole

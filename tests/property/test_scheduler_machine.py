@@ -41,7 +41,9 @@ def loops(draw: st.DrawFn) -> Loop:
     )
     cache = cache_config(draw(st.sampled_from([1, 2, 4, 4, 8])), enable_prefix_caching=draw(st.booleans()))
     windows = draw(st.sampled_from(WINDOWS))
-    tiers = st.none() | st.builds(host_tier, st.sampled_from([1, 3, 9, 40]), swaps=st.booleans())
+    tiers = st.none() | st.builds(
+        host_tier, st.sampled_from([0, 1, 3, 9, 40]), swaps=st.booleans(), disk=st.sampled_from([0, 0, 1, 3, 40])
+    )
     return Loop(
         config,
         cache,

@@ -300,7 +300,7 @@ def make_manager(
     if tuple(windows) == (None,):
         return KVCacheManager(num_blocks, block_size, tiers, enable_prefix_caching=enable_prefix_caching)
     if tiers:
-        raise ConfigError("this model has layers with sliding windows, whose KV no tier keeps: swap_space must be 0")
+        raise ConfigError("swap_space, kv_cache_dir: this model has sliding windows, whose blocks no tier keeps")
     return GroupedKVCacheManager(num_blocks, block_size, windows, enable_prefix_caching=enable_prefix_caching)
 
 
