@@ -270,6 +270,7 @@ class OutputProcessor:
             if sample.request.sample_index == 0:  # the prompt of all samples is computed once
                 iteration.num_prompt_tokens += len(sample.request.prompt_token_ids)
                 iteration.num_cached_tokens += output.num_cached_tokens
+                iteration.num_external_tokens += output.num_external_tokens
             iteration.first_token_seconds.append(now - metrics.arrival_time)
         else:
             iteration.inter_token_seconds.append(now - metrics.last_token_time)

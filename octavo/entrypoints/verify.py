@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from octavo.args.engine_args import engine_config_from_kwargs
@@ -168,7 +169,7 @@ def verify_model(
     kv_cache_dtype: str = "auto",
     cache_dir: str | None = None,
 ) -> list[VerifyResult]:
-    """Run the same requests alone, together, in chunks, cached, preempted and on other threads; compare all bits.
+    """Run the same requests alone, together, in chunks, cached, preempted, restarted, on other threads; compare bits.
 
     ``report`` gets a line as each way is done. Raises ModelError if the model cannot be loaded.
     """
@@ -202,7 +203,11 @@ def verify_model(
         settle(_compare("16 tokens a step", expected, run_cases(engine, cases), "prompts and answers share them"))
     for result in _cache_results(open_engine, cases, expected):
         settle(result)
-    settle(_preemption_result(open_engine, growing, grown, block_bytes, num_groups))
+    settle(_preemption_result("preemption", open_engine, growing, grown, block_bytes, num_groups))
+    if num_groups == 1:  # else no tier keeps blocks
+        swapping = partial(open_engine, preemption_mode="swap", swap_space=0.25)
+        settle(_preemption_result("preemption, swapped", swapping, growing, grown, block_bytes, num_groups))
+        settle(_restart_result(open_engine, cases, expected))
     for threads in (1, 2):
         with open_engine(threads=threads) as engine:
             settle(_compare(f"threads: {threads}", expected, run_cases(engine, cases), "in the batch"))
@@ -219,15 +224,34 @@ def _cache_results(open_engine: OpenEngine, cases: list[Case], expected: list[Re
         yield VerifyResult("prefix cache was used", False, "no prompt token ever came from the cache", len(cases), 0)
 
 
+def _restart_result(open_engine: OpenEngine, cases: list[Case], expected: list[RequestOutput]) -> VerifyResult:
+    """All cases again in an engine that finds on disk what another one has left there."""
+    name = "restart"
+    with TemporaryDirectory() as folder:
+        for _ in range(2):
+            with open_engine(enable_prefix_caching=True, kv_cache_dir=folder) as engine:
+                got = run_cases(engine, cases)
+    cached = sum(output.num_cached_tokens for output in got)
+    result = _compare(name, expected, got, f"{cached} prompt tokens came from disk")
+    if result.equal and cached == 0:
+        return VerifyResult(name, False, "no prompt token ever came from disk", len(got), result.num_tokens)
+    return result
+
+
 def _preemption_result(
-    open_engine: OpenEngine, cases: list[Case], expected: list[RequestOutput], block_bytes: int, num_groups: int
+    name: str,
+    open_engine: OpenEngine,
+    cases: list[Case],
+    expected: list[RequestOutput],
+    block_bytes: int,
+    num_groups: int,
 ) -> VerifyResult:
     """All cases begin in a pool that holds less than two blocks of each, so they push each other out as they grow."""
     blocks = (2 * len(cases) - 1) * num_groups
     with open_engine(kv_cache_memory=(blocks + 1) * block_bytes, max_model_len=64) as engine:
         got = run_cases(engine, cases)
     preemptions = sum(output.metrics.num_preemptions for output in got if output.metrics is not None)
-    result = _compare("preemption", expected, got, f"{preemptions} times, in {blocks} blocks")
+    result = _compare(name, expected, got, f"{preemptions} times, in {blocks} blocks")
     if result.equal and preemptions == 0:
-        return VerifyResult("preemption", False, "none happened, so nothing is proved", len(got), result.num_tokens)
+        return VerifyResult(name, False, "none happened, so nothing is proved", len(got), result.num_tokens)
     return result

@@ -15,6 +15,7 @@ from octavo.messages import SchedulerStats
 from octavo.metrics.stats import FinishedRequest, IterationStats
 from octavo.metrics.table import (
     FINISHED_REASONS,
+    KV_TIERS,
     METRICS,
     PROMPT_TOKEN_SOURCES,
     REJECTION_REASONS,
@@ -22,6 +23,8 @@ from octavo.metrics.table import (
     Metric,
     token_count_buckets,
 )
+
+TIER_NUMBERS = ("usage_perc", "loaded_bytes", "stored_bytes")
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +56,8 @@ class EngineMetrics:
         self._rejections = self._children("admission_rejections", "reason", REJECTION_REASONS)
         self._tenant_prompts = self._children("tenant_prompt_tokens", "tenant", tenants)
         self._tenant_outputs = self._children("tenant_generation_tokens", "tenant", tenants)
+        by_tier = [self._children(f"kv_tier_{what}", "tier", KV_TIERS) for what in TIER_NUMBERS]
+        self._tiers = {tier: [children[tier] for children in by_tier] for tier in KV_TIERS}
         self._num_deferred = 0  # of the waiting, by the last report
         self._plain = {m.name: self._metrics[m.name].labels(**self._labels) for m in METRICS if self._is_plain(m)}
         self._failed = False
@@ -124,6 +129,14 @@ class EngineMetrics:
         self._count(plain["num_preemptions"], stats.num_preemptions_delta)
         self._count(plain["prefix_cache_queries"], stats.prefix_cache_queries_delta)
         self._count(plain["prefix_cache_hits"], stats.prefix_cache_hits_delta)
+        if stats.kv_tiers:
+            self._count(plain["external_prefix_cache_queries"], stats.external_prefix_cache_queries_delta)
+            self._count(plain["external_prefix_cache_hits"], stats.external_prefix_cache_hits_delta)
+        for tier, moved in stats.kv_tiers.items():
+            usage, loaded, stored = self._tiers[tier]
+            usage.set(moved.usage)
+            self._count(loaded, moved.loaded_bytes_delta)
+            self._count(stored, moved.stored_bytes_delta)
         if stats.iteration_tokens > 0:
             plain["iteration_tokens_total"].observe(stats.iteration_tokens)
 
@@ -133,7 +146,9 @@ class EngineMetrics:
         self._count(plain["generation_tokens"], iteration.num_generation_tokens)
         self._count(plain["prompt_tokens"], iteration.num_prompt_tokens)
         self._count(plain["prompt_tokens_cached"], cached)
-        self._count(self._sources["local_cache_hit"], cached)
+        external = min(max(iteration.num_external_tokens, 0), cached)
+        self._count(self._sources["local_cache_hit"], cached - external)
+        self._count(self._sources["external_kv_transfer"], external)
         self._count(self._sources["local_compute"], iteration.num_prompt_tokens - cached)
         for seconds in iteration.first_token_seconds:
             plain["time_to_first_token_seconds"].observe(max(seconds, 0.0))

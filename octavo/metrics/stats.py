@@ -33,7 +33,8 @@ class IterationStats:
 
     num_generation_tokens: int = 0
     num_prompt_tokens: int = 0  # of sequences whose first token came in this step
-    num_cached_tokens: int = 0  # the part of them that the prefix cache supplied
+    num_cached_tokens: int = 0  # the part of them that caches supplied,
+    num_external_tokens: int = 0  # and of this, KV tiers behind the block pool
     first_token_seconds: list[float] = field(default_factory=list)  # arrival to first token
     inter_token_seconds: list[float] = field(default_factory=list)
     tenant_tokens: dict[str, tuple[int, int]] = field(default_factory=dict)  # of prompts, of answers

@@ -48,6 +48,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("num_preemptions", "counter", "Preemptions."),
     Metric("prefix_cache_queries", "counter", "Tokens looked up in the prefix cache."),
     Metric("prefix_cache_hits", "counter", "Tokens found in the prefix cache."),
+    Metric("external_prefix_cache_queries", "counter", "Tokens that the prefix cache lacked, looked up in KV tiers."),
+    Metric("external_prefix_cache_hits", "counter", "Tokens found in KV tiers."),
+    Metric("kv_tier_usage_perc", "gauge", "Share of a KV tier's blocks in use; 1 is all.", ("tier",), prefix="octavo:"),
+    Metric("kv_tier_loaded_bytes", "counter", "Bytes loaded from a KV tier.", ("tier",), prefix="octavo:"),
+    Metric("kv_tier_stored_bytes", "counter", "Bytes stored in a KV tier.", ("tier",), prefix="octavo:"),
     Metric("prompt_tokens", "counter", "Prompt tokens processed."),
     Metric("prompt_tokens_cached", "counter", "Prompt tokens taken from a cache."),
     Metric("prompt_tokens_by_source", "counter", "Prompt tokens by where their KV came from.", ("source",)),
@@ -83,4 +88,5 @@ REJECTION_REASONS = (
 )
 WAITING_REASONS = ("capacity", "deferred")
 FINISHED_REASONS = tuple(reason.value for reason in FinishReason)
+KV_TIERS = ("host", "disk")
 PROMPT_TOKEN_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")

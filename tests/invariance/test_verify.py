@@ -16,7 +16,7 @@ def test_smollm2_answers_alike_to_the_bit(smollm2_path: str) -> None:
     assert all(result.equal for result in results), "\n".join(lines)
     names = {result.name for result in results}
     assert {"batch of 16", "chunks of 7", "chunks of 64", "preemption", "threads: 1", "threads: 2"} <= names
-    assert {"prefix cache, cold", "prefix cache, warm"} <= names
+    assert {"prefix cache, cold", "prefix cache, warm", "preemption, swapped", "restart"} <= names
 
 
 @pytest.mark.parametrize("dtype", ["int8", "fp8"])
@@ -24,7 +24,9 @@ def test_smollm2_with_small_kv_answers_alike_to_the_bit(smollm2_path: str, dtype
     lines: list[str] = []
     results = verify_model(smollm2_path, quick=True, kv_cache_dtype=dtype, report=lines.append)
     assert all(result.equal for result in results), "\n".join(lines)
-    assert {"chunks of 7", "preemption", "threads: 2", "prefix cache, warm"} <= {result.name for result in results}
+    assert {"preemption, swapped", "restart", "chunks of 7", "preemption", "threads: 2", "prefix cache, warm"} <= {
+        result.name for result in results
+    }
 
 
 def test_one_bit_of_one_logprob_is_a_difference() -> None:

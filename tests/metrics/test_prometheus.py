@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from octavo.messages import FinishReason, SchedulerStats
+from octavo.messages import FinishReason, KVTierStats, SchedulerStats
 from octavo.metrics.prometheus import EngineMetrics
 from octavo.metrics.stats import FinishedRequest, IterationStats
 from octavo.metrics.table import METRICS, token_count_buckets
@@ -84,6 +84,24 @@ def test_counters_add_up(metrics: EngineMetrics) -> None:
     assert values["vllm:e2e_request_latency_seconds_count", ""] == len(FinishReason)
     assert values["vllm:request_prompt_tokens_sum", ""] == 10 * len(FinishReason)
     assert values["vllm:request_decode_time_seconds_count", ""] == 0  # none of them reached a token
+
+
+def test_tokens_from_tiers_are_a_source_of_their_own(metrics: EngineMetrics) -> None:
+    tiers = {"host": KVTierStats(usage=0.5, loaded_bytes_delta=7, stored_bytes_delta=9)}
+    stats = SchedulerStats(external_prefix_cache_queries_delta=20, external_prefix_cache_hits_delta=16, kv_tiers=tiers)
+    iteration = IterationStats(num_prompt_tokens=40, num_cached_tokens=36, num_external_tokens=16)
+    metrics.record(stats, iteration)
+    metrics.record(stats, IterationStats())
+    values = samples(metrics)
+    assert values["vllm:external_prefix_cache_queries_total", ""] == 40
+    assert values["vllm:external_prefix_cache_hits_total", ""] == 32
+    sources = {"local_cache_hit": 20, "external_kv_transfer": 16, "local_compute": 4}
+    for source, count in sources.items():
+        assert values["vllm:prompt_tokens_by_source_total", f"source={source}"] == count
+    assert values["octavo:kv_tier_usage_perc", "tier=host"] == 0.5
+    assert values["octavo:kv_tier_loaded_bytes_total", "tier=host"] == 14
+    assert values["octavo:kv_tier_stored_bytes_total", "tier=host"] == 18
+    assert values["octavo:kv_tier_stored_bytes_total", "tier=disk"] == 0
 
 
 def test_negative_deltas_neither_raise_nor_decrease(metrics: EngineMetrics) -> None:
