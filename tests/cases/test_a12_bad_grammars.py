@@ -149,7 +149,6 @@ def test_constraints_that_leave_no_token_are_a_400_too_though_only_the_run_shows
     [
         ({"repetition_detection": {"max_pattern_size": 2, "min_count": 2**64}}, "repetition_detection"),
         ({"stream_interval": 2**64}, "stream_interval"),
-        ({"top_k": 2**64}, "top_k"),
         ({"vllm_xargs": {"a": 2**64}}, "extra_args"),
     ],
 )
