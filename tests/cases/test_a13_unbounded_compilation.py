@@ -40,7 +40,7 @@ CASES: dict[str, tuple[dict[str, Any], str | None]] = {
     "1 MB of schema": ({"json": {"enum": [f"value {i}" for i in range(75_000)]}}, "at most 131072"),
     "1 MB of regex": ({"regex": "a" * 1_000_000}, "at most 131072"),
     "100k choices": ({"choice": [f"choice {i}" for i in range(100_000)]}, "at most 10000"),
-    "seconds of work": ({"json": {"type": "integer", "multipleOf": 999_983}}, "more than 5 s"),
+    "seconds of work": ({"json": {"type": "integer", "multipleOf": 999_983}}, "compile"),  # too long, or too large
     "1500 $refs in a row": ({"json": chain(1500)}, "nests too deeply"),
     "a long forced text": ({"regex": "ab{60000}c"}, None),
     "doubling rules": (

@@ -87,7 +87,7 @@ def test_forms_that_mean_the_same(given: dict[str, Any], plain: dict[str, Any]) 
         {"skip_reading_prefix_cache": 1},
         {"extra_args": {1: 2}},
         {"extra_args": {"a": [2**70]}},
-        *({name: 2**63} for name in ("n", "top_k", "max_tokens", "logprobs", "prompt_logprobs", "stream_interval")),
+        *({name: 2**63} for name in ("max_tokens", "logprobs", "prompt_logprobs", "stream_interval")),
         *({name: 2**63} for name in ("prompt_logprob_start", "thinking_token_budget")),
         {"min_tokens": 2**63, "max_tokens": None},
         {"repetition_detection": {"max_pattern_size": 2, "min_count": 2**63}},
