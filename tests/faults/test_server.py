@@ -105,7 +105,7 @@ def test_a_fault_of_one_request(server: RunningServer, fault: Fault, n: int, pat
         found = ERROR_ID.search(error["message"])
         assert found, error
         # the request's own line of the log repeats what the client was told
-        lines = [line for line in log_lines(server, found[0]) if "(error id" not in line]
+        lines = [line for line in log_lines(server, found[0]) if f"error {found[0]}: " in line]
         assert len(lines) == 1
         assert SECRET in lines[0] or fault in (Fault.NAN, Fault.FORMAT)
     if fault not in (Fault.FORMAT,):  # an exception in a route is logged by the route
