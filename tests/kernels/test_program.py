@@ -271,6 +271,24 @@ def test_copies_of_blocks_that_do_not_exist_are_refused() -> None:
             runnable.copy_blocks([(1, 2), pair])
 
 
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8", "fp8_e4m3"])
+def test_blocks_are_read_and_written_whole(kv_dtype: str) -> None:
+    program = tiny_model()
+    runnable = cpu(program, tiny_weights(program), replace(limits(), kv_dtype=kv_dtype))
+    size = runnable.block_bytes
+    data = np.random.default_rng(0).integers(0, 256, (2, size), np.uint8)
+    runnable.write_blocks([7, 3], data)
+    runnable.copy_blocks([(3, 9)])
+    out = np.zeros((4, size), np.uint8)
+    runnable.read_blocks([3, 7, 9, 8], out)
+    assert (out == [data[1], data[0], data[1], np.zeros(size, np.uint8)]).all()
+    for wrong in ([513], [-1]):
+        with pytest.raises(KernelError, match="513"):
+            runnable.read_blocks(wrong, out[:1])
+        with pytest.raises(KernelError, match="513"):
+            runnable.write_blocks(wrong, out[:1])
+
+
 def test_weights_that_do_not_fit_are_named() -> None:
     program = tiny_model()
     weights = dict(tiny_weights(program))
