@@ -87,7 +87,7 @@ def test_a_response(story: tuple[list[tuple[str, str]], list[list[Delta]]], reas
     events = [plain(event) for event in builder.start()]
     for one in news(steps, reason):
         events += [plain(event) for event in builder.feed(one)]
-    events.append(plain(builder.finish()))
+    events += [plain(event) for event in builder.finish()]
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
     final = events[-1]["response"]
@@ -134,7 +134,7 @@ def test_a_message(story: tuple[list[tuple[str, str]], list[list[Delta]]], reaso
     kinds = [event["type"] for event in events]
     assert (kinds[:2], kinds[-2:]) == (["message_start", "ping"], ["message_delta", "message_stop"])
     assert events[0]["message"]["content"] == []
-    whole = plain(builder.message())
+    whole = plain(builder.whole())
     blocks = {"text": "content", "thinking": "reasoning", "tool_use": "call"}
     got = [
         (blocks[b["type"]], json.dumps(b["input"]) if b["type"] == "tool_use" else b.get("text", b.get("thinking")))
@@ -162,14 +162,14 @@ def test_a_message(story: tuple[list[tuple[str, str]], list[list[Delta]]], reaso
 def test_a_stop_sequence_is_named() -> None:
     builder = MessageBuilder(Talk(), max_tokens=5)  # type: ignore[arg-type]
     list(builder.feed(ChatEvent(0, [Content("x")], [1], None, "stop", "END")))
-    whole = plain(builder.message())
+    whole = plain(builder.whole())
     assert (whole["stop_reason"], whole["stop_sequence"]) == ("stop_sequence", "END")
 
 
 def test_a_full_context_is_not_max_tokens() -> None:
     builder = MessageBuilder(Talk(), max_tokens=6)  # type: ignore[arg-type]
     list(builder.feed(ChatEvent(0, [Content("x")], [1], None, "length", None)))
-    assert plain(builder.message())["stop_reason"] == "model_context_window_exceeded"
+    assert plain(builder.whole())["stop_reason"] == "model_context_window_exceeded"
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_a_full_context_is_not_max_tokens() -> None:
 def test_a_call_that_was_cut_off_keeps_what_it_has(arguments: str, expected: dict[str, Any]) -> None:
     builder = MessageBuilder(Talk(), max_tokens=5)  # type: ignore[arg-type]
     list(builder.feed(ChatEvent(0, [ToolCallDelta(0, arguments, "c", "f")], [1], None, "length", None)))
-    assert plain(builder.message())["content"] == [{"type": "tool_use", "id": "c", "name": "f", "input": expected}]
+    assert plain(builder.whole())["content"] == [{"type": "tool_use", "id": "c", "name": "f", "input": expected}]
 
 
 def test_a_response_that_breaks_says_so() -> None:

@@ -57,7 +57,7 @@ class MessageBuilder:
         self._stop = StopDelta(None, None)
 
     def start(self) -> Iterator[Struct]:
-        yield MessageStart(self.message())
+        yield MessageStart(self.whole())
         yield Ping()
 
     def feed(self, news: ChatEvent) -> Iterator[Struct]:
@@ -74,7 +74,7 @@ class MessageBuilder:
         yield MessageDelta(self._stop, self._usage())
         yield MessageStop()
 
-    def message(self) -> MessageAnswer:
+    def whole(self) -> MessageAnswer:
         """The message as it stands."""
         return MessageAnswer(
             id=self._conversation.id,

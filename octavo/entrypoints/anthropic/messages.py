@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-
 import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -12,19 +9,14 @@ from starlette.responses import Response
 from octavo.entrypoints.anthropic.answers import MessageAnswer, TokensCount
 from octavo.entrypoints.anthropic.builder import MessageBuilder
 from octavo.entrypoints.anthropic.protocol import NAMES, CountTokensRequest, MessagesRequest, to_chat
-from octavo.entrypoints.openai.conversation import Conversation, prepare
+from octavo.entrypoints.openai.conversation import prepare
 from octavo.entrypoints.openai.errors import anthropic_error_body, describe
 from octavo.entrypoints.openai.openapi import describe_answer
 from octavo.entrypoints.openai.prompts import chat_token_ids
 from octavo.entrypoints.openai.routing import JsonRoute, note_ignored, server_state
-from octavo.entrypoints.openai.sse import (
-    CLIENT_CLOSED,
-    EventStream,
-    encode_named_event,
-    json_response,
-    until_disconnect,
-)
+from octavo.entrypoints.openai.sse import encode_named_event, json_response
 from octavo.entrypoints.openai.translate import renamed
+from octavo.entrypoints.openai.typed_events import answer
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -41,10 +33,7 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
     with renamed(NAMES):
         conversation = await prepare(state, engine, to_chat(body), id_prefix="msg_", clamp_output=True)
     builder = MessageBuilder(conversation, body.max_tokens)
-    if body.stream:
-        return EventStream(_events(conversation, builder), _error_event)
-    answer = await until_disconnect(request.receive, _complete(conversation, builder))
-    return json_response(answer) if answer is not None else Response(status_code=CLIENT_CLOSED)
+    return await answer(request, conversation, builder, stream=bool(body.stream), encode=_encode, on_error=_error_event)
 
 
 @router.post("/v1/messages/count_tokens", response_class=Response, responses=describe_answer(TokensCount))
@@ -57,25 +46,6 @@ async def count_tokens(body: CountTokensRequest, request: Request) -> Response:
         chat = to_chat(body)
         tokens = await chat_token_ids(state, chat.messages, chat)
     return json_response(TokensCount(len(tokens)))
-
-
-async def _complete(conversation: Conversation, builder: MessageBuilder) -> MessageAnswer:
-    async with aclosing(conversation.events()) as events:
-        async for news in events:
-            for _ in builder.feed(news):
-                pass
-    return builder.message()
-
-
-async def _events(conversation: Conversation, builder: MessageBuilder) -> AsyncGenerator[bytes, None]:
-    for event in builder.start():
-        yield _encode(event)
-    async with aclosing(conversation.events()) as events:
-        async for news in events:
-            for event in builder.feed(news):
-                yield _encode(event)
-    for event in builder.finish():
-        yield _encode(event)
 
 
 def _encode(event: msgspec.Struct) -> bytes:

@@ -57,8 +57,8 @@ class ResponseBuilder:
         self._sequence = 0
 
     def start(self) -> Iterator[Event]:
-        yield self._event("response.created", response=self.response())
-        yield self._event("response.in_progress", response=self.response())
+        yield self._event("response.created", response=self.whole())
+        yield self._event("response.in_progress", response=self.whole())
 
     def feed(self, news: ChatEvent) -> Iterator[Event]:
         """The events of ``news``."""
@@ -71,17 +71,17 @@ class ResponseBuilder:
             self._status, self._reason = ENDINGS.get(news.finish_reason, ("completed", None))
             yield from self._close("completed" if self._status == "completed" else "incomplete")
 
-    def finish(self) -> Event:
+    def finish(self) -> Iterator[Event]:
         """The last event. An aborted response ends like an incomplete one, with status ``cancelled``."""
         kind = "completed" if self._status == "completed" else "incomplete"
-        return self._event(f"response.{kind}", response=self.response())
+        yield self._event(f"response.{kind}", response=self.whole())
 
     def fail(self, message: str) -> Event:
         """The last event of a response that broke."""
         self._status, self._error = "failed", ResponseError("server_error", message)
-        return self._event("response.failed", response=self.response())
+        return self._event("response.failed", response=self.whole())
 
-    def response(self) -> ResponseObject:
+    def whole(self) -> ResponseObject:
         """The response as it stands."""
         ended = self._status != "in_progress"
         return ResponseObject(

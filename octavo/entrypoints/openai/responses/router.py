@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from octavo.entrypoints.openai.conversation import Conversation, prepare
+from octavo.entrypoints.openai.conversation import prepare
 from octavo.entrypoints.openai.errors import describe
 from octavo.entrypoints.openai.openapi import describe_answer
 from octavo.entrypoints.openai.prompts import chat_token_ids
@@ -18,14 +16,9 @@ from octavo.entrypoints.openai.responses.answers import Event, InputTokens, Resp
 from octavo.entrypoints.openai.responses.builder import ResponseBuilder
 from octavo.entrypoints.openai.responses.protocol import NAMES, InputRequest, ResponsesRequest, to_chat
 from octavo.entrypoints.openai.routing import JsonRoute, note_ignored, server_state
-from octavo.entrypoints.openai.sse import (
-    CLIENT_CLOSED,
-    EventStream,
-    encode_named_event,
-    json_response,
-    until_disconnect,
-)
+from octavo.entrypoints.openai.sse import encode_named_event, json_response
 from octavo.entrypoints.openai.translate import renamed
+from octavo.entrypoints.openai.typed_events import answer
 from octavo.entrypoints.state import ServerState
 
 router = APIRouter(route_class=JsonRoute)
@@ -43,10 +36,11 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
     with renamed(NAMES):
         conversation = await prepare(state, engine, to_chat(body), id_prefix="resp_")
     builder = ResponseBuilder(conversation, _echo(state, body))
-    if body.stream:
-        return EventStream(_events(conversation, builder), lambda error: _encode(builder.fail(describe(error)[1])))
-    answer = await until_disconnect(request.receive, _complete(conversation, builder))
-    return json_response(answer) if answer is not None else Response(status_code=CLIENT_CLOSED)
+
+    def broken(error: BaseException) -> bytes:
+        return _encode(builder.fail(describe(error)[1]))
+
+    return await answer(request, conversation, builder, stream=bool(body.stream), encode=_encode, on_error=broken)
 
 
 @router.post("/v1/responses/input_tokens", response_class=Response, responses=describe_answer(InputTokens))
@@ -59,24 +53,6 @@ async def count_input_tokens(body: InputRequest, request: Request) -> Response:
         chat = to_chat(body)
         tokens = await chat_token_ids(state, chat.messages, chat)
     return json_response(InputTokens(len(tokens)))
-
-
-async def _complete(conversation: Conversation, builder: ResponseBuilder) -> ResponseObject:
-    async with aclosing(conversation.events()) as events:
-        async for news in events:
-            for _ in builder.feed(news):
-                pass
-    return builder.response()
-
-
-async def _events(conversation: Conversation, builder: ResponseBuilder) -> AsyncGenerator[bytes, None]:
-    for event in builder.start():
-        yield _encode(event)
-    async with aclosing(conversation.events()) as events:
-        async for news in events:
-            for event in builder.feed(news):
-                yield _encode(event)
-    yield _encode(builder.finish())
 
 
 def _encode(event: Event) -> bytes:
