@@ -93,11 +93,11 @@ void Program::add_add(Place a, Place b, Place out, int64_t width) {
 }
 
 void Program::add_silu_mul(Place x, Place out, int64_t width) {
-  add_row_stage("silu_mul", std::make_unique<SiluMulStage>(*kernels_.elementwise, view(x), view(out), width));
+  add_row_stage("silu_mul", std::make_unique<GateStage>(kernels_.elementwise->silu_mul, view(x), view(out), width));
 }
 
 void Program::add_gelu_mul(Place x, Place out, int64_t width) {
-  add_row_stage("gelu_mul", std::make_unique<GeluMulStage>(*kernels_.elementwise, view(x), view(out), width));
+  add_row_stage("gelu_mul", std::make_unique<GateStage>(kernels_.elementwise->gelu_mul, view(x), view(out), width));
 }
 
 void Program::add_gather(Place x, Place out, int64_t width) {

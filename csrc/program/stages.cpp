@@ -22,12 +22,8 @@ void AddStage::run(const Step&, int64_t first, int64_t last) const {
   kernels_.add(a_.row(first), a_.stride, b_.row(first), b_.stride, out_.row(first), out_.stride, last - first, width_);
 }
 
-void SiluMulStage::run(const Step&, int64_t first, int64_t last) const {
-  kernels_.silu_mul(x_.row(first), x_.stride, out_.row(first), out_.stride, last - first, width_);
-}
-
-void GeluMulStage::run(const Step&, int64_t first, int64_t last) const {
-  kernels_.gelu_mul(x_.row(first), x_.stride, out_.row(first), out_.stride, last - first, width_);
+void GateStage::run(const Step&, int64_t first, int64_t last) const {
+  kernel_(x_.row(first), x_.stride, out_.row(first), out_.stride, last - first, width_);
 }
 
 void GatherStage::run(const Step& step, int64_t first, int64_t last) const {

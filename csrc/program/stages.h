@@ -85,26 +85,16 @@ class AddStage final : public RowStage {
   int64_t width_;
 };
 
-class SiluMulStage final : public RowStage {
+/// A gate and what it lets through, side by side: silu_mul or gelu_mul.
+class GateStage final : public RowStage {
  public:
-  SiluMulStage(const ElementwiseKernels& kernels, View x, View out, int64_t width)
-      : kernels_(kernels), x_(x), out_(out), width_(width) {}
+  using Kernel = decltype(ElementwiseKernels::silu_mul);
+
+  GateStage(Kernel kernel, View x, View out, int64_t width) : kernel_(kernel), x_(x), out_(out), width_(width) {}
   void run(const Step& step, int64_t first, int64_t last) const override;
 
  private:
-  const ElementwiseKernels& kernels_;
-  View x_, out_;
-  int64_t width_;
-};
-
-class GeluMulStage final : public RowStage {
- public:
-  GeluMulStage(const ElementwiseKernels& kernels, View x, View out, int64_t width)
-      : kernels_(kernels), x_(x), out_(out), width_(width) {}
-  void run(const Step& step, int64_t first, int64_t last) const override;
-
- private:
-  const ElementwiseKernels& kernels_;
+  Kernel kernel_;
   View x_, out_;
   int64_t width_;
 };
