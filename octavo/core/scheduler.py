@@ -23,15 +23,16 @@ from octavo.core.admission import (
     would_help,
 )
 from octavo.core.doubt import Doubts
-from octavo.core.family import SOLO, Family, Growth, first_request
+from octavo.core.family import SOLO, first_request
 from octavo.core.invariants import check_books
 from octavo.core.kv_cache.groups import make_manager
 from octavo.core.kv_cache.manager import Room
 from octavo.core.policy import POLICIES, Policy
 from octavo.core.request import Request, RequestStatus
+from octavo.core.request_book import RequestBook
 from octavo.core.stats import SchedulerCounters
 from octavo.core.step import Scheduled, StepBuilder
-from octavo.exceptions import ConfigError, InvariantError, ValidationError
+from octavo.exceptions import ConfigError, InvariantError
 from octavo.kv_transfer.chain import TierChain
 from octavo.messages import (
     EngineCoreOutput,
@@ -83,27 +84,19 @@ class Scheduler:
         self._longest_chunk = config.long_prefill_token_threshold if chunked else config.step_tokens
         self._doubts = Doubts()
         self._rules: list[AdmissionRule] = [MaxNumSeqs(config.max_num_seqs), self._doubts]
-        self._requests: dict[str, Request] = {}  # all that are not finished
-        self._owing: dict[str, Family] = {}  # by the id of an output for which there is no request (yet)
-        self._running: list[Request] = []  # in order of admission
+        self._counters = SchedulerCounters()
+        self._book = RequestBook(self._policy, self._kv, self._doubts, self._counters)
+        self._running = self._book.running
         self._deferral = Deferral(TenantSeats(self._running), readiness or AlwaysReady())
         self._failed: list[EngineCoreOutput] = []
-        self._finished_ids: list[str] = []  # known to the worker, to be forgotten with the next plan
         self._in_flight: dict[int, tuple[float, list[Scheduled]]] = {}  # by step id: time of planning, contents
         self._next_step_id = 0
         self._last_update = 0.0
-        self._counters = SchedulerCounters()
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request. Raises ValidationError if it can never be served or its id is in use."""
         self._limits.check(request)
-        queued = first_request(request, limit=self._limits.end(request), queued_time=self._clock())
-        family = queued.family
-        if any(name in self._requests or name in self._owing for name in (queued.request_id, *family.owed)):
-            raise ValidationError(f"request id {request.request_id!r} is in use", parameter="request_id")
-        self._policy.enqueue(queued)
-        self._requests[queued.request_id] = queued
-        self._owing.update(dict.fromkeys(family.owed, family))
+        self._book.add(first_request(request, limit=self._limits.end(request), queued_time=self._clock()))
 
     def schedule(self) -> SchedulerOutput:
         """Plan the next step. Every plan that is not empty must be executed, then given to ``update``.
@@ -137,8 +130,7 @@ class Scheduler:
         if step.num_preempted == 0:
             self._start(step)
 
-        plan = step.build(self._finished_ids, self._kv.tiers.take_moves(step.step_id))
-        self._finished_ids = []
+        plan = step.build(self._book.take_finished_ids(), self._kv.tiers.take_moves(step.step_id))
         if plan.num_scheduled_tokens:
             self._in_flight[plan.step_id] = (self._clock(), list(step.scheduled))
         return plan
@@ -156,7 +148,7 @@ class Scheduler:
             if waiting is None or (urgently and not self._policy.goes_first(waiting, self._running)):
                 break
             if waiting.scheduled_time is None and waiting.is_late(self._clock()):
-                self._failed += self._end(waiting.request_id, FinishReason.ABORT)
+                self._failed += self._book.end(waiting.request_id, FinishReason.ABORT)
                 continue
             try:
                 kept = len(self._running) - len(step) if urgently else 0
@@ -179,7 +171,7 @@ class Scheduler:
         if not would_help(waiting, self._running, lesser, self._rules, self._kv):
             return False
         self._kv.swap_out(victim := self._policy.victim(lesser))
-        self._preempt(victim)
+        self._book.preempt(victim)
         return True
 
     def _plan(self, request: Request, num_behind: int, step: StepBuilder) -> None:
@@ -198,7 +190,7 @@ class Scheduler:
         if isinstance(error, InvariantError):
             raise error
         step.remove(request)
-        self._failed += self._fail(request.request_id, RequestFault.of(error, "scheduling"))
+        self._failed += self._book.fail(request.request_id, RequestFault.of(error, "scheduling"))
 
     def take_failed(self) -> list[EngineCoreOutput]:
         """The last outputs of requests that ended while a step was planned."""
@@ -215,22 +207,13 @@ class Scheduler:
             room = self._kv.extend(request, num_tokens)
             if room is not None:
                 return room
-            if self._kv.reclaim(request, self._requests.values()):
+            if self._kv.reclaim(request, self._book.requests.values()):
                 continue
             victim = self._policy.victim(self._running)
             self._kv.swap_out(victim, step.undo(victim).copies)
-            self._preempt(victim)
+            self._book.preempt(victim)
             if victim is request:
                 return None
-
-    def _preempt(self, victim: Request) -> None:
-        """Completion plus resubmission: the worker forgets the victim, which comes back as a new request."""
-        self._kv.free(victim)
-        self._running.remove(victim)
-        self._finished_ids.append(victim.request_id)
-        victim.preempt()
-        self._policy.requeue(victim)
-        self._counters.num_preemptions += 1
 
     def _admit(self, request: Request, step: StepBuilder, kept: int = 0) -> bool:
         """Start a waiting request behind its longest cached prefix, with at most all but ``kept`` of the step's tokens.
@@ -251,7 +234,7 @@ class Scheduler:
         if room is None:  # while others run, blocks will become free
             return (
                 not self._running
-                and self._kv.reclaim(request, self._requests.values())
+                and self._kv.reclaim(request, self._book.requests.values())
                 and self._admit(request, step, kept)
             )
         if request.scheduled_time is None:
@@ -291,21 +274,21 @@ class Scheduler:
             except InvariantError:
                 raise
             except Exception as error:
-                outputs += self._fail(entry.request.request_id, RequestFault.of(error, "taking in its token"))
+                outputs += self._book.fail(entry.request.request_id, RequestFault.of(error, "taking in its token"))
         stats = self.stats(plan.total_num_scheduled_tokens, seconds)
         return EngineCoreOutputs(outputs=outputs, timestamp=now, stats=stats)
 
     def _restart(self, request_ids: Collection[str]) -> None:
         """These requests may have read blocks that nobody filled; those of them that run start anew."""
         for request in [r for r in reversed(self._running) if r.request_id in request_ids]:
-            self._preempt(request)
+            self._book.preempt(request)
 
     def _take(self, entry: Scheduled, result: ModelRunnerOutput) -> Sequence[EngineCoreOutput]:
         """One request's part of a result."""
         request, request_id = entry.request, entry.request.request_id
         error = entry.error(result)
         if error is not None:
-            return self._fail(request_id, error)
+            return self._book.fail(request_id, error)
         request.num_confirmed_tokens = entry.end
 
         prompt_logprobs = request.take_prompt_logprobs(result, entry.start)
@@ -315,38 +298,15 @@ class Scheduler:
         request.num_placeholders -= 1
         self._doubts.clear(request)
         if request.family is not SOLO:
-            return self._grow(request, request.family.advance(request, result, prompt_logprobs))
+            return self._book.grow(request, request.family.advance(request, result, prompt_logprobs))
         output = request.take(result, prompt_logprobs)
         if output.finish_reason is not None:
-            self._finish(request)
+            self._book.finish(request)
         return (output,)
-
-    def _grow(self, request: Request, growth: Growth) -> Sequence[EngineCoreOutput]:
-        """Do what the family of ``request`` has decided."""
-        for output in growth.outputs:
-            self._owing.pop(output.request_id, None)
-        if growth.parked:
-            self._running.remove(request)
-            self._finished_ids.append(request.request_id)
-            request.park()
-        for parent, child in reversed(growth.born):  # each goes before those that wait
-            self._bear(parent, child)
-        for ended in growth.ended:
-            self._finish(ended)
-        return growth.outputs
-
-    def _bear(self, parent: Request, child: Request) -> None:
-        """``child`` waits, before all others, with the blocks of its parent (unless these were taken away)."""
-        if parent.holds_blocks:
-            num_tokens = child.num_tokens - 1  # its last one was just sampled
-            self._kv.fork(parent, child, num_tokens)
-            child.hold(num_tokens)
-        self._requests[child.request_id] = child
-        self._policy.requeue(child)
 
     def abort(self, request_ids: Iterable[str]) -> list[EngineCoreOutput]:
         """End requests on behalf of the front end, at once; ids that are not here (any more) are ignored."""
-        return [output for request_id in request_ids for output in self._end(request_id, FinishReason.ABORT)]
+        return [output for request_id in request_ids for output in self._book.end(request_id, FinishReason.ABORT)]
 
     def step_failed(
         self, request_ids: Sequence[str], finished_ids: Sequence[str], fault: RequestFault
@@ -357,58 +317,22 @@ class Scheduler:
         kind of plan is then given to ``update``. Ids that are not here are ignored. ``finished_ids`` of those plans are
         told again, for the worker may not have heard of them.
         """
-        self._finished_ids += finished_ids
+        self._book.finished_ids += finished_ids
         self._kv.tiers.void()
-        named = [self._requests[request_id] for request_id in request_ids if request_id in self._requests]
-        outputs = [output for one in self._doubts.to_blame(named) for output in self._fail(one.request_id, fault)]
-        left = [request for request in named if request.request_id in self._requests]
+        named = [self._book.requests[request_id] for request_id in request_ids if request_id in self._book.requests]
+        outputs = [output for one in self._doubts.to_blame(named) for output in self._book.fail(one.request_id, fault)]
+        left = [request for request in named if request.request_id in self._book.requests]
         self._doubts.add(left)
         for request in reversed([one for one in self._running if one in left]):
-            self._preempt(request)
+            self._book.preempt(request)
         for step_id, (_, scheduled) in list(self._in_flight.items()):
             if not any(entry.is_valid for entry in scheduled):
                 del self._in_flight[step_id]
         return outputs
 
-    def _fail(self, request_id: str, fault: RequestFault) -> list[EngineCoreOutput]:
-        return self._end(request_id, FinishReason.ERROR, fault)
-
-    def _end(self, request_id: str, reason: FinishReason, error: RequestFault | None = None) -> list[EngineCoreOutput]:
-        """End a request, or an output that no request gives yet, and what cannot go on without it; their messages."""
-        request = self._requests.get(request_id)
-        family = request.family if request is not None else self._owing.get(request_id)
-        if family is None:
-            return []
-        ended, told = family.end(request_id, request)
-        outputs = []
-        for name in told:
-            self._owing.pop(name, None)
-            if (one := self._requests.get(name)) is not None:
-                outputs.append(one.output([], finish_reason=reason, error=error))
-            else:
-                outputs.append(EngineCoreOutput(request_id=name, finish_reason=reason, error=error))
-        for one in ended:
-            self._finish(one, spoiled=error is not None)
-        return outputs
-
-    def _finish(self, request: Request, *, spoiled: bool = False) -> None:
-        if request.holds_blocks:
-            if not spoiled:
-                self._kv.share(request)
-            self._kv.free(request, spoiled=spoiled)
-        self._kv.tiers.swaps.drop(request.request_id)
-        if request.status is RequestStatus.RUNNING:
-            self._running.remove(request)
-            self._finished_ids.append(request.request_id)
-        elif request.status is not RequestStatus.PARKED:
-            self._policy.remove(request)
-        self._doubts.clear(request)
-        del self._requests[request.request_id]
-        request.finish()
-
     def has_requests(self) -> bool:
         """Is there anything to schedule, wait for, or tell the worker to forget?"""
-        return bool(self._requests or self._finished_ids)
+        return bool(self._book.requests or self._book.finished_ids)
 
     @property
     def num_running(self) -> int:
@@ -438,12 +362,12 @@ class Scheduler:
 
     def check_invariants(self) -> None:
         """Raises InvariantError, naming the contradiction. Walks all blocks: milliseconds, so meant for idle times."""
-        self._kv.check_invariants([request for request in self._requests.values() if request.holds_blocks])
+        self._kv.check_invariants([request for request in self._book.requests.values() if request.holds_blocks])
         check_books(
-            self._requests,
+            self._book.requests,
             self._running,
             list(self._policy),
-            owed=self._owing,
+            owed=self._book.owing,
             in_flight=[entry for _, step in self._in_flight.values() for entry in step],
             max_num_seqs=self._config.max_num_seqs,
         )

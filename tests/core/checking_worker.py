@@ -411,7 +411,7 @@ class Loop:
     ) -> None:
         self.scheduler = Scheduler(config, cache, num_blocks, max_model_len, windows=windows, tiers=tiers)
         if policy is not None:
-            self.scheduler._policy = policy
+            self.scheduler._policy = self.scheduler._book._policy = policy
         self.worker = CheckingWorker(config, cache.block_size, num_blocks, windows)
         self.limit = min(max_model_len, (num_blocks - 1) // len(windows) * cache.block_size + 1)
         self.depth = depth
@@ -463,7 +463,7 @@ class Loop:
         """Nobody writes into a partly filled block that others hold, be they running or not."""
         blocks, size = self.scheduler._kv.pool.blocks, self.worker.block_size
         for request_id in plan.num_scheduled_tokens:
-            request = self.scheduler._requests[request_id]
+            request = self.scheduler._book.requests[request_id]
             if request.num_computed_tokens % size:
                 block = blocks[self.scheduler._kv.block_ids(request)[-1]]
                 assert block.ref_count == 1, f"{request_id} writes into {block}"

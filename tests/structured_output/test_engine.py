@@ -219,12 +219,12 @@ def test_alone_in_a_batch_preempted_and_in_chunks(
         other = LLMEngine(make_config(tiny_model, **{**same, **changes}))
         preempted = 0
 
-        def count(victim: Request, original: Any = other._client._core._scheduler._preempt) -> None:
+        def count(victim: Request, original: Any = other._client._core._scheduler._book.preempt) -> None:
             nonlocal preempted
             preempted += victim.source.grammar is not None
             original(victim)
 
-        monkeypatch.setattr(other._client._core._scheduler, "_preempt", count)
+        monkeypatch.setattr(other._client._core._scheduler._book, "preempt", count)
         try:
             assert _bits(other, *params, prompt=prompt) == alone, changes
             assert (preempted > 0) == ("kv_tokens" in changes)
