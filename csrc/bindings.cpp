@@ -131,6 +131,13 @@ void bind_weights(nb::module_& m) {
   }, "Names of the instruction sets that were built and that this machine runs, best first.");
 }
 
+Gate gate_of(const std::string& op) {
+  if (op.empty()) return Gate::none;
+  if (op == "silu_mul") return Gate::silu;
+  if (op == "gelu_mul") return Gate::gelu;
+  throw std::invalid_argument("no gate '" + op + "'");
+}
+
 KvFormat kv_format_of(const std::string& name) {
   constexpr std::pair<const char*, KvFormat> kNames[] = {{"bfloat16", KvFormat::kBf16},
                                                          {"int8", KvFormat::kInt8},
@@ -192,12 +199,12 @@ void bind_program(nb::module_& m) {
            "linear"_a, "x"_a, "norm"_a, "eps"_a, "scratch"_a, "per_token"_a)
       .def("add_linear",
            [](Program& p, int64_t linear, Place x, uintptr_t norm, float eps, int64_t scratch, bool per_token, Place out,
-              std::optional<Place> residual, std::optional<Place> maxima, bool gated) {
+              std::optional<Place> residual, std::optional<Place> maxima, const std::string& gate) {
              p.add_linear({linear, x, pointer<float>(norm), eps, scratch, per_token}, out,
-                          residual ? &*residual : nullptr, maxima ? &*maxima : nullptr, gated);
+                          residual ? &*residual : nullptr, maxima ? &*maxima : nullptr, gate_of(gate));
            },
            "linear"_a, "x"_a, "norm"_a, "eps"_a, "scratch"_a, "per_token"_a, "out"_a, "residual"_a.none(),
-           "maxima"_a.none(), "gated"_a)
+           "maxima"_a.none(), "gate"_a)
       .def("add_attention", &Program::add_attention, "group"_a, "layer"_a, "q"_a, "out"_a, "scale"_a,
            "window"_a.none())
       .def("set_logits", &Program::set_logits, "logits"_a)

@@ -165,7 +165,7 @@ class LinearProbe {
     if (int64_t(x.shape(1)) != linear_.k) throw std::invalid_argument("x is not [M, K]");
     const int64_t rows = int64_t(x.shape(0));
     scratch_ = std::make_unique<Memory>(kernels_.scratch_bytes(linear_, rows));
-    return {&linear_, rows, x.data(), linear_.k, y, linear_.n, nullptr, 0, scratch_->data(), nullptr, 0, nullptr, 0.0f, false};
+    return {&linear_, rows, x.data(), linear_.k, y, linear_.n, nullptr, 0, scratch_->data(), nullptr, 0, nullptr, 0.0f, Gate::none};
   }
 
   void run_call(const LinearCall& call) {

@@ -34,7 +34,7 @@ static void add(const float* a, int64_t lda, const float* b, int64_t ldb, float*
 static void silu_mul(const float* x, int64_t ldx, float* y, int64_t ldy, int64_t rows, int64_t width) {
   for (int64_t row = 0; row < rows; row++, x += ldx, y += ldy) {
     map_row(y, width, [=](int64_t i, int64_t n) __attribute__((always_inline)) {
-      return gated(load_lanes(x + i, n), load_lanes(x + width + i, n));
+      return silu(load_lanes(x + i, n)) * load_lanes(x + width + i, n);
     });
   }
 }

@@ -51,8 +51,10 @@ struct TileEnd {
   const float* scales;  // of the rows, or null
 
   void write(const float* sums) const {
-    if (call.gated) {
-      write_gated(sums);
+    if (call.gate == Gate::silu) {
+      write_gated(sums, silu);
+    } else if (call.gate == Gate::gelu) {
+      write_gated(sums, gelu);
     } else {
       valid == kPanelOutputs ? write<true>(sums) : write<false>(sums);
     }
@@ -80,11 +82,12 @@ struct TileEnd {
     }
   }
 
-  void write_gated(const float* sums) const {
+  template <class Activation>
+  void write_gated(const float* sums, Activation activation) const {
     float* y = call.y + first_row * call.ldy + first_n / 2;
     for (int64_t r = 0; r < rows; ++r, sums += kPanelOutputs, y += call.ldy) {
       const float scale = scales != nullptr ? scales[r] : 1.0f;
-      store(y, gated(load(sums) * scale, load(sums + kLanes) * scale));
+      store(y, activation(load(sums) * scale) * (load(sums + kLanes) * scale));
     }
   }
 

@@ -27,8 +27,8 @@ OCTAVO_INLINE float norm_factor(const float* x, int64_t width, float eps) {
   return 1.0f / sqrtf(sum_of_squares(x, width) / static_cast<float>(width) + eps);
 }
 
-/// silu(gate) * up
-OCTAVO_INLINE f32x16 gated(f32x16 gate, f32x16 up) { return gate / (1.0f + exponential(-gate)) * up; }
+/// x / (1 + exp(-x))
+OCTAVO_INLINE f32x16 silu(f32x16 x) { return x / (1.0f + exponential(-x)); }
 
 /// x / 2 * (1 + tanh(z)) with z = sqrt(2 / pi) * (x + 0.044715 x^3), which is x / (1 + exp(-2z)).
 OCTAVO_INLINE f32x16 gelu(f32x16 x) {

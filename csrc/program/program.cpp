@@ -135,13 +135,13 @@ void Program::add_linear_prepare(const LinearInput& input) {
                                                            input.per_token));
 }
 
-void Program::add_linear(const LinearInput& input, Place out, const Place* residual, const Place* maxima, bool gated) {
+void Program::add_linear(const LinearInput& input, Place out, const Place* residual, const Place* maxima, Gate gate) {
   LinearCall call = linear_call(input);
   const Linear& linear = *call.linear;
   call.y = view(out).data;
   call.ldy = out.second;
-  call.gated = gated;
-  if (gated && (linear.num_parts > 1 || linear.n % kPanelOutputs != 0 || linear.bias || residual || maxima)) {
+  call.gate = gate;
+  if (gate != Gate::none && (linear.num_parts > 1 || linear.n % kPanelOutputs != 0 || linear.bias || residual || maxima)) {
     throw std::invalid_argument("a gated linear has one part of whole panels and nothing is added to it");
   }
   if (residual) {
@@ -154,7 +154,8 @@ void Program::add_linear(const LinearInput& input, Place out, const Place* resid
     call.ldm = logit_maxima_.stride;
   }
   own_scratch_.reserve(kernels_.linear->scratch_bytes(linear, own_scratch_.rows));
-  add_wide_stage(gated ? "linear and silu_mul" : "linear",
+  const char* names[] = {"linear", "linear and silu_mul", "linear and gelu_mul"};
+  add_wide_stage(names[static_cast<int>(gate)],
                  std::make_unique<LinearStage>(*kernels_.linear, own_scratch_, call, input.per_token));
 }
 

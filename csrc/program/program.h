@@ -59,7 +59,7 @@ class Program {
 
   /// Wide stages are phases of their own. `residual` may be null, and so may `maxima`, where the linear that makes the
   /// logits puts their maxima. `out` is not where x is.
-  void add_linear(const LinearInput& input, Place out, const Place* residual, const Place* maxima, bool gated);
+  void add_linear(const LinearInput& input, Place out, const Place* residual, const Place* maxima, Gate gate);
   /// `layer` counts within a block, `group` chooses slots and block tables.
   void add_attention(int64_t group, int64_t layer, Place q, Place out, float scale, std::optional<int64_t> window);
 

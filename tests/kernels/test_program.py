@@ -124,7 +124,7 @@ def test_linears_take_over_norms_gates_and_residual_adds_and_buffers_are_shared(
     nodes = fuse(program, gates)
     assert sum(node.residual is not None for node in nodes) == 4
     assert sum(node.norm is not None for node in nodes) == 5
-    assert [node.gated for node in nodes if node.op.kind == "linear"] == [False, False, True, False] * 2 + [False]
+    assert [node.gate for node in nodes if node.op.kind == "linear"] == ["", "", "silu_mul", ""] * 2 + [""]
     assert {"add", "rms_norm", "silu_mul"}.isdisjoint(node.op.kind for node in nodes)
     assert sum(node.op.kind == "silu_mul" for node in fuse(program)) == 2
     lowered = lower(program, sizes, lambda name, rows: 0, gates)
@@ -144,14 +144,15 @@ def test_what_others_read_too_is_not_melted() -> None:
     program = b.finish(logits=b.rows(b.add(left, biased), b.logit_rows))
     assert gate_matrices(program) == set()
     nodes = fuse(program, {"both", "biased"} & gate_matrices(program))
-    assert all(node.norm is None and not node.gated for node in nodes)
+    assert all(node.norm is None and not node.gate for node in nodes)
     assert sum(node.residual is not None for node in nodes) == 1
 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("parts", [1, 2])
-def test_gates_beside_what_they_gate_change_no_bit(isa: str, parts: int) -> None:
-    """A linear with silu_mul in its epilogue against the two apart, which another reader of the linear enforces."""
+@pytest.mark.parametrize("gate", ["silu_mul", "gelu_mul"])
+def test_gates_beside_what_they_gate_change_no_bit(isa: str, parts: int, gate: str) -> None:
+    """A linear with a gate in its epilogue against the two apart, which another reader of the linear enforces."""
     rng, sizes = np.random.default_rng(3), limits()
     weight = tuple(quantized(rng, 128 // parts, 64, 4) for _ in range(parts))
     results: list[list[bytes]] = []
@@ -160,7 +161,7 @@ def test_gates_beside_what_they_gate_change_no_bit(isa: str, parts: int) -> None
         both = b.linear(b.rms_norm(b.embed(b.token_ids, "table", 64), "norm", 1e-5), "w", 128)
         if not melted:
             b.split(both, 64, 64)
-        program = b.finish(logits=b.rows(b.silu_mul(both), b.logit_rows))
+        program = b.finish(logits=b.rows(getattr(b, gate)(both), b.logit_rows))
         assert gate_matrices(program) == ({"w"} if melted else set())
         for threads in (1, 3):
             runnable = cpu(program, {**random_weights(program), "w": weight}, sizes, isa=isa, threads=threads)

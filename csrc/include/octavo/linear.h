@@ -52,6 +52,9 @@ struct Linear {
 };
 
 /// One use of a linear, y = W x (+ bias) (+ residual). Rows of x, y and residual are `ld*` floats apart; y may be the residual itself.
+/// What becomes of a gate and what it lets through: y = silu(gate) * other, or gelu(gate) * other.
+enum class Gate : int32_t { none, silu, gelu };
+
 struct LinearCall {
   const Linear* linear;
   int64_t rows;  // M
@@ -66,8 +69,8 @@ struct LinearCall {
   int64_t ldm;    // where an output of the row is not finite. Only for linears of one part
   const float* norm;  // null: none; else the weights [k] of an rms_norm that x goes through before
   float eps;
-  bool gated;  // 16 outputs of a gate and 16 that it gates alternate: y [n / 2] = silu(gate) * other. Only for linears
-               // of one part, whose panels are full, without bias, residual and maxima
+  Gate gate;  // if not none, 16 outputs of a gate and 16 that it gates alternate: y has n / 2 outputs. Only for linears
+              // of one part, whose panels are full, without bias, residual and maxima
 };
 
 /// The linear entries of a KernelTable. Every function is row-independent: row m of y depends on row m of x alone and

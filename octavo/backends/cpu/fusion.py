@@ -8,17 +8,20 @@ from dataclasses import dataclass, replace
 
 from octavo.program import Op, Program, Value
 
+_GATES = ("silu_mul", "gelu_mul")
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
     """An op, with the ops that melted into it if it is a linear; its inputs and outputs are those of all together.
 
-    ``norm``: the rms_norm before it; ``gated``: silu_mul comes after it; ``residual``: what its result is added to.
+    ``norm``: the rms_norm before it; ``gate``: the kind of the gate after it, or ""; ``residual``: what its result is
+    added to.
     """
 
     op: Op
     norm: Op | None = None
-    gated: bool = False
+    gate: str = ""
     residual: Value | None = None
 
     @property
@@ -35,7 +38,7 @@ def fuse(program: Program, gated: Collection[str] = ()) -> list[Node]:
 
 
 def gate_matrices(program: Program) -> set[str]:
-    """Matrices of linears without bias of which nothing but a silu_mul reads the result."""
+    """Matrices of linears without bias of which nothing but a gate reads the result."""
     readers = _readers(program)
     found: set[str] = set()
     others: set[str] = set()
@@ -43,7 +46,7 @@ def gate_matrices(program: Program) -> set[str]:
         name = op.weights.get("weight", op.weights.get("table"))
         if name is None:
             continue
-        is_gate = op.kind == "linear" and "bias" not in op.weights and _only_reader(op, readers) == "silu_mul"
+        is_gate = op.kind == "linear" and "bias" not in op.weights and _only_reader(op, readers) in _GATES
         (found if is_gate else others).add(name)
     return found - others
 
@@ -82,16 +85,16 @@ def _fuse_norms(nodes: Sequence[Node], readers: Readers) -> list[Node]:
 
 
 def _fuse_gates(nodes: Sequence[Node], readers: Readers, gated: Collection[str]) -> list[Node]:
-    """``silu_mul(linear(x))`` where the linear's matrix is one of ``gated``."""
+    """``gate(linear(x))`` where the linear's matrix is one of ``gated``."""
     linears: dict[int, Node] = {}
     fused = []
     for node in nodes:
         op = node.op
-        if op.kind == "linear" and op.weights["weight"] in gated and _only_reader(op, readers) == "silu_mul":
+        if op.kind == "linear" and op.weights["weight"] in gated and _only_reader(op, readers) in _GATES:
             linears[op.outputs[0].id] = node
-        elif op.kind == "silu_mul" and op.inputs[0].id in linears:
+        elif op.kind in _GATES and op.inputs[0].id in linears:
             linear = linears[op.inputs[0].id]
-            fused.append(replace(linear, op=replace(linear.op, outputs=op.outputs), gated=True))
+            fused.append(replace(linear, op=replace(linear.op, outputs=op.outputs), gate=op.kind))
         else:
             fused.append(node)
     return fused
@@ -102,7 +105,7 @@ def _fuse_residuals(nodes: Sequence[Node], readers: Readers) -> list[Node]:
     linears = {
         node.op.outputs[0].id: node
         for node in nodes
-        if node.op.kind == "linear" and not node.gated and _only_reader(node.op, readers) == "add"
+        if node.op.kind == "linear" and not node.gate and _only_reader(node.op, readers) == "add"
     }
     fused: list[Node] = []
     for node in nodes:

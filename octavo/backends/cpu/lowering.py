@@ -175,7 +175,7 @@ def _linear(low: _Lowering, index: int, node: Node) -> None:
         out = low.reuse_or_allocate(out_value, node.residual, index)
     maxima = low.maxima(out_value)
     touched = [x, scratch, out, *(view for view in (residual, maxima) if view is not None)]
-    low.add_wide_stage("linear", touched, **common, out=out, residual=residual, maxima=maxima, gated=node.gated)
+    low.add_wide_stage("linear", touched, **common, out=out, residual=residual, maxima=maxima, gate=node.gate)
 
 
 def _rms_norm(low: _Lowering, index: int, node: Node) -> None:
