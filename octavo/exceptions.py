@@ -8,6 +8,7 @@ OctavoError
 │   └── ModelNotFound      no such name, file, folder or hub id
 ├── ValidationError        one request is wrong (names parameter and value; HTTP 400)
 ├── RequestError           one request failed while running (HTTP 500 for that request alone)
+│   └── DeadlyRequestError the engine core dies of it: not to be sent again
 ├── OverloadedError        too much is waiting; the request was not taken in (HTTP 429)
 │   └── QueueTimeError     it was, and waited too long; nothing of it was done
 ├── DeadlineError          the request ran, and was not finished in its time (HTTP 504)
@@ -18,6 +19,8 @@ OctavoError
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 MAX_MESSAGE = 2000  # characters, of errors about models
 
@@ -70,6 +73,10 @@ class RequestError(OctavoError):
     """One request failed while it ran; others are unaffected."""
 
 
+class DeadlyRequestError(RequestError):
+    """The engine core died each time that it computed this request."""
+
+
 class OverloadedError(OctavoError):
     """A request was refused because too much waits; nothing of it was done.
 
@@ -82,10 +89,10 @@ class OverloadedError(OctavoError):
 
 
 class QueueTimeError(OverloadedError):
-    """A request waited as long as it may, and nothing of it was done."""
+    """A request waited as long as it may, and nothing of it was done. ``reason``: the server's limit, or its own."""
 
-    def __init__(self, message: str):
-        super().__init__(message, reason="max_queue_time")
+    def __init__(self, message: str, reason: Literal["max_queue_time", "timeout"] = "max_queue_time"):
+        super().__init__(message, reason=reason)
 
 
 class DeadlineError(OctavoError):

@@ -152,7 +152,8 @@ class Serving:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        if self.server_config.api_key_file is not None or self.tls is not None:
+        files = (self.server_config.api_key_file, self.engine_config.queue.tenants, self.tls)
+        if any(one is not None for one in files):
             loop.add_signal_handler(signal.SIGHUP, self._on_reload)  # else a closed terminal ends the server
         if listen.is_reachable_from_elsewhere(self.server_config, self.listener) and not self.state.keys.guarded:
             logger.warning("whoever can reach %s may use this server; --api-key-file sets keys", self.url)
@@ -201,7 +202,8 @@ class Serving:
             if self._http is not None:
                 self._http.should_exit = True
         else:
-            print("octavo finishes what runs; a second signal stops at once", flush=True)
+            left = f"{self.state.engine.num_active} answers, within {self.server_config.shutdown_timeout:g} s"
+            print(f"octavo finishes what it has begun ({left}); a second signal stops at once", flush=True)
             self._draining = asyncio.create_task(self._drain(self.state.engine))
 
     async def _drain(self, engine: AsyncLLM) -> None:
@@ -214,14 +216,28 @@ class Serving:
                 self._http.should_exit = True
 
     def _on_reload(self) -> None:
-        """Read keys and certificate again; what cannot be read stays as it was."""
+        """Read keys, tenants and certificate again; what cannot be read stays as it was."""
         self.state.keys.reload()
+        self._reload_tenants()
         if self.tls is not None:
             try:
                 listen.load_certificate(self.server_config, self.tls)
                 logger.info("certificate read from %s", self.server_config.ssl_certfile)
             except ConfigError as error:
                 logger.error("the certificate stays as it was: %s", error)
+
+    def _reload_tenants(self) -> None:
+        path = self.engine_config.queue.tenants
+        if path is None:
+            return
+        try:
+            self._tenants = read_tenants(path)
+        except ConfigError as error:
+            logger.error("the tenants stay as they were: %s", error)
+            return
+        if self.state.engine is not None:
+            self.state.engine.set_tenants(self._tenants)
+        logger.info("%d tenants read from %s", len(self._tenants.listed), path)
 
     async def _start_engine(self) -> None:
         """Fetch, load, and open the doors. Raises ConfigError or ModelError then, EngineDeadError whenever."""
@@ -261,6 +277,8 @@ class Serving:
         self.state.sampling_defaults = defaults
         self.state.system_fingerprint = fingerprint(config, engine.info)
         self.state.engine, self.state.phase = engine, "ready"
+        if self._tenants is not None:
+            engine.set_tenants(self._tenants)  # the file may have been read again meanwhile
         self._print_screen(config)
         raise await engine.gone()
 

@@ -3,8 +3,8 @@
     generate() -> InputProcessor -> Gate -> AsyncCoreClient ~~> core process
     stream     <- OutputCollector <- OutputProcessor <- _pump() <~~ core process
 
-When the core dies, the supervisor starts another one. Requests whose callers have been given nothing yet are computed
-again there, once; all others end with an error. Knows nothing of HTTP.
+When the core dies, the supervisor starts another one; what becomes of its requests is in ``recovery``. Knows nothing of
+HTTP.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.outputs import RequestOutput
 from octavo.engine.parallel_sampling import ParentRequest
 from octavo.engine.prompts import Prompt, parse_prompt
+from octavo.engine.recovery import Recovery
 from octavo.engine.supervisor import Supervisor
 from octavo.engine.tenants import Tenants
 from octavo.engine.waiting_room import Load, Place, WaitingRoom
 from octavo.exceptions import (
     EngineDeadError,
-    EngineRestartingError,
     OctavoError,
+    OverloadedError,
     QueueTimeError,
     RequestError,
     ValidationError,
@@ -93,7 +94,7 @@ class AsyncLLM:
     ) -> None:
         self.info = info
         self.tokenizer = tokenizer
-        self.num_running = 0
+        self.num_running = self._told_waiting = 0
         name = config.model.served_model_name or os.path.basename(config.model.model)
         cache_info = {
             "block_size": str(info.block_size),
@@ -102,19 +103,20 @@ class AsyncLLM:
             "kv_cache_memory_bytes": str(info.kv_cache_bytes),
         }
         self._supervisor = Supervisor(config, client, info)
-        self._gate = Gate(self._submit, self._release)
+        self._collectors: dict[ParentRequest, OutputCollector] = {}
+        self._recovery = Recovery(config.supervisor, self._collectors, self._end)
+        self._gate = Gate(self._submit, self._recovery.release)
         self._restart_wait = config.supervisor.core_restart_wait
         self._gone: asyncio.Future[EngineDeadError] = asyncio.get_running_loop().create_future()
         self._input = InputProcessor(tokenizer, info, config)
         self._checks = CheckQueue(self._input.grammars)
         self._output = OutputProcessor(tokenizer, config.sampling.stream_interval)
-        self._collectors: dict[ParentRequest, OutputCollector] = {}
         self._rate = ServiceRate()
         self._tenants = Tenants(tenants or TenantTable())
         self.metrics = EngineMetrics(name, info.max_model_len, cache_info, tenants=self._tenants.labels)
         self._deadlines = Deadlines(config.queue)
         self._room = WaitingRoom(
-            config.queue, config.scheduler.max_num_seqs, self._rate, self._tenants, self.metrics.count_rejection
+            config.queue, config.scheduler.max_num_seqs, self._rate, self._tenants, self._count_refusal
         )
         self._places: dict[str, Place] = {}  # by the id of the sequence that will run first
         self._numbers = itertools.count()
@@ -155,8 +157,13 @@ class AsyncLLM:
         others wait for the same, and RequestError.
         """
         constraint = params.structured_outputs
-        if constraint is not None:
+        if constraint is None:
+            return
+        try:
             await self._checks.check(constraint)
+        except OverloadedError as error:
+            self._count_refusal(error.reason)
+            raise
 
     def check_queue(self, tenant: str = "") -> None:
         """Raises OverloadedError if no request at all of ``tenant`` would be taken in now."""
@@ -165,6 +172,10 @@ class AsyncLLM:
     def bound(self, params: SamplingParams, tenant: str, *, explicit: bool, priority: int) -> SamplingParams:
         """``params`` within what the tenant may ask for; see ``engine.tenants``. Raises ValidationError."""
         return self._tenants.bound(tenant, params, explicit=explicit, priority=priority)
+
+    def set_tenants(self, table: TenantTable) -> None:
+        """What tenants may have from now on. Those that the engine was not made with are ``other`` in the metrics."""
+        self._tenants.replace(table)
 
     def reserve(
         self,
@@ -177,7 +188,8 @@ class AsyncLLM:
 
         Raises OverloadedError if they do not fit together, or could not even begin within ``timeout`` seconds.
         """
-        loads = [Load(p.n, len(ids), p.n * (p.max_tokens or 0), tenant) for ids, p in zip(prompts, params, strict=True)]
+        most = self.info.max_model_len
+        loads = [Load.of(len(ids), one, most, tenant) for ids, one in zip(prompts, params, strict=True)]
         return self._room.enter(loads, self._deadlines.timeout(timeout))
 
     def generate(
@@ -190,16 +202,19 @@ class AsyncLLM:
         cache_salt: str | None = None,
         tenant: str = "",
         timeout: float | None = None,
+        arrival_time: float | None = None,
         place: Place | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Check the request now, and return its stream; it is submitted when iteration begins.
 
         A prompt is text, token ids, or a dict with ``prompt`` or ``prompt_token_ids`` (and ``cache_salt``).
-        Raises ValidationError, OverloadedError (unless it has a ``place``) and EngineDeadError at the call. The
+        Raises ValidationError, OverloadedError (unless it has a ``place``), EngineDeadError, and DeadlyRequestError
+        for what the core has died of, at the call. The
         iterator raises RequestError if a sequence fails while it runs, ValidationError if that is for something it asks
         in vain, EngineDeadError if the core dies in the middle of the answer, and EngineRestartingError if it has not
         come back in time. Closing or cancelling the iterator aborts the request.
-        After ``timeout`` seconds the iterator raises DeadlineError, or QueueTimeError if the request has not begun.
+        ``timeout`` seconds after ``arrival_time`` (``time.monotonic()``, default: now) the iterator raises
+        DeadlineError, or QueueTimeError if the request has not begun.
         ``place`` or else ``tenant`` says whose it is. ``request_id`` is only echoed and may repeat. Text is tokenised
         here, with special tokens; pass token ids to choose otherwise. A consumer slower than the engine gets several
         steps' outputs as one.
@@ -207,7 +222,10 @@ class AsyncLLM:
         self._check_alive()
         parsed = parse_prompt(prompt)
         salt = cache_salt if cache_salt is not None else parsed.cache_salt
-        request = self._input.process(parsed.prompt, sampling_params, priority=priority, cache_salt=salt)
+        request = self._input.process(
+            parsed.prompt, sampling_params, priority=priority, cache_salt=salt, arrival_time=arrival_time
+        )
+        self._recovery.quarantine.check(request)
         external_id = request_id if request_id is not None else f"request-{next(self._numbers)}"
         if place is None:
             (place,) = self.reserve([request.prompt_token_ids], [request.sampling_params], tenant, timeout)
@@ -238,15 +256,18 @@ class AsyncLLM:
                 for completion in output.outputs:
                     if completion.finish_reason == FinishReason.ABORT and _is_past(request.deadline):
                         timeout = (request.deadline or 0.0) - request.arrival_time
-                        raise self._deadlines.late(timeout, place.waits)
+                        raise self._noted(parent, self._deadlines.late(timeout, place.waits))
                     if completion.finish_reason == FinishReason.ERROR:
                         fault = completion.fault or RequestFault("")
                         raise fault.exception(str(completion.stop_reason))
+                if output.finished and FinishReason.ABORT not in [one.finish_reason for one in output.outputs]:
+                    self._recovery.quarantine.clear(request)
                 yield output
         finally:
             for timer in timers:
                 timer.cancel()
             self._abort(parent)
+            self._gate.leave(parent)
             place.leave()
             self._places.pop(parent.child_ids[0], None)
             del self._collectors[parent]
@@ -269,13 +290,22 @@ class AsyncLLM:
         self._note(self._output.end(parent.child_ids, FinishReason.ERROR, message))
 
     def _give_up(self, parent: ParentRequest, error: OctavoError) -> None:
-        """Its time is over: its stream raises ``error``, and the core forgets it."""
+        """Its time is over: its stream raises ``error``, and the core forgets it. A whole answer is still read."""
+        if not parent.finished:
+            self._collectors[parent].fail(self._noted(parent, error))
+            self._abort(parent)
+
+    def _noted(self, parent: ParentRequest, error: OctavoError) -> OctavoError:
+        """``error``, which ends a request whose time is over, counted and in the log."""
         if isinstance(error, QueueTimeError):
-            self.metrics.count_rejection(error.reason)
+            self._count_refusal(error.reason)
         named = (parent.request_id, parent.child_ids[0], error)
         logger.warning("request %s (%s) ended: %s", *named, extra={"request_id": parent.label})
-        self._collectors[parent].fail(error)
-        self._abort(parent)
+        return error
+
+    def _count_refusal(self, reason: str) -> None:
+        self.metrics.count_rejection(reason)
+        self._throughput.refuse(reason)
 
     def _abort(self, parent: ParentRequest) -> None:
         """End what still runs of a request, here and in the core."""
@@ -291,7 +321,8 @@ class AsyncLLM:
 
     @property
     def num_waiting(self) -> int:
-        return max(0, len(self._output) - self.num_running)
+        known = len(self._output)
+        return max(known - self.num_running, min(self._told_waiting, known))
 
     @property
     def num_active(self) -> int:
@@ -325,10 +356,8 @@ class AsyncLLM:
             if dead is not error:
                 logger.error("%s", dead, exc_info=error)
             self._supervisor.failure = dead
-            for collector in self._collectors.values():
-                collector.fail(dead)
-            self.num_running = 0
-            self._note(self._output.end_all(FinishReason.ERROR, str(dead)))
+            self.num_running = self._told_waiting = 0
+            self._recovery.end_all(EngineDeadError, RequestFault(str(dead)))
             self._gone.set_result(dead)
 
     def _take(self, outputs: EngineCoreOutputs) -> None:
@@ -339,6 +368,7 @@ class AsyncLLM:
             self._client.expect_answer()
         if outputs.stats is not None:
             self.num_running = self._room.num_running = outputs.stats.num_running
+            self._told_waiting = outputs.stats.num_waiting
             for request_id in outputs.stats.admitted_ids:
                 if (place := self._places.pop(request_id, None)) is not None:
                     place.leave()
@@ -354,48 +384,19 @@ class AsyncLLM:
         """Put another core in the place of the dead one. Raises EngineDeadError if there is to be none."""
         suspect = self._gate.on_trial
         self._gate.close()
-        if self._closing:
+        again = self._recovery.sort_out(death, suspect)
+        if self._closing and not self._recovery.unfinished:
             raise death
-        again = self._sort_out(death, suspect)
-        self.num_running = 0
+        self.num_running = self._told_waiting = 0
+        self._room.num_running = max(0, len(self._output) - self._room.num_seqs)  # they get their seats back
         self._throughput.record(SchedulerStats(), IterationStats())
-        patience = asyncio.get_running_loop().call_later(self._restart_wait, self._refuse_waiting)
+        patience = asyncio.get_running_loop().call_later(self._restart_wait, self._recovery.refuse_waiting)
         try:
             await self._supervisor.replace(death)
         finally:
             patience.cancel()
         self.metrics.count_restart(self.num_waiting)
         self._gate.open(again)
-
-    def _sort_out(self, death: EngineDeadError, suspect: ParentRequest | None) -> list[ParentRequest]:
-        """Of what the dead core had: end what its caller has seen a part of, and what is to blame; return the rest.
-
-        To blame is the ``suspect`` that was on trial; without one, whoever has been computed again before.
-        """
-        again = []
-        for parent in [p for p in self._collectors if p.times_submitted and not p.finished]:
-            collector = self._collectors[parent]
-            if collector.taken:
-                fault = RequestFault("the engine core died in the middle of this answer; please ask again", str(death))
-                self._end(parent, EngineDeadError, fault)
-            elif parent is suspect or (suspect is None and parent.times_submitted > 1):
-                fault = RequestFault("the engine core died twice while it computed this request", str(death))
-                self._end(parent, RequestError, fault)
-            else:
-                collector.hold()  # what comes of it may be void once more
-                again.append(parent)
-        return again
-
-    def _release(self) -> None:
-        """No suspect is left: what was held back may be seen."""
-        for collector in self._collectors.values():
-            collector.release()
-
-    def _refuse_waiting(self) -> None:
-        """The new core takes too long: whoever waits for it is told to come again."""
-        fault = RequestFault("the engine core is restarting; please ask again")
-        for parent in [p for p in self._collectors if not p.finished]:
-            self._end(parent, EngineRestartingError, fault)
 
     def _note(self, iteration: IterationStats) -> None:
         self.metrics.record(None, iteration)
@@ -437,9 +438,7 @@ class AsyncLLM:
             self._drained.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._drained.wait(), drain_seconds)
-        fault = RequestFault("the server is shutting down; please ask again")
-        for parent in [p for p in self._collectors if not p.finished]:
-            self._end(parent, EngineDeadError, fault)
+        self._recovery.end_all(EngineDeadError, RequestFault("the server is shutting down; please ask again"))
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks)

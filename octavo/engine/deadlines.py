@@ -58,5 +58,6 @@ class Deadlines:
     def late(self, timeout: float, is_waiting: bool) -> OctavoError:
         """The error of a request that has not ended within its ``timeout``."""
         if is_waiting:
-            return QueueTimeError(f"the request waited for all of its timeout of {timeout:g} s; nothing was computed")
+            message = f"the request waited for all of its timeout of {timeout:g} s; nothing was computed"
+            return QueueTimeError(message, reason="timeout")
         return DeadlineError(f"the request was not finished within its timeout of {timeout:g} s")

@@ -27,14 +27,18 @@ class Gate:
         self._submit, self._all_clear = submit, all_clear
         self._is_open = True
         self._again: deque[ParentRequest] = deque()
-        self._waiting: deque[ParentRequest] = deque()
+        self._waiting: dict[ParentRequest, None] = {}  # in order of arrival
 
     def enter(self, parent: ParentRequest) -> None:
-        """Submit ``parent``, now or when its turn comes; one that is finished by then is forgotten."""
+        """Submit ``parent``, now or when its turn comes."""
         if self._is_open and self.on_trial is None:
             self._submit(parent)
         else:
-            self._waiting.append(parent)
+            self._waiting[parent] = None
+
+    def leave(self, parent: ParentRequest) -> None:
+        """``parent`` has ended: nothing of it stays here, however long the core takes to come back."""
+        self._waiting.pop(parent, None)
 
     def close(self) -> None:
         """The core is gone."""
@@ -61,7 +65,7 @@ class Gate:
                 self.on_trial = parent
                 return
         self._all_clear()
-        while self._waiting:
-            parent = self._waiting.popleft()
+        waiting, self._waiting = self._waiting, {}
+        for parent in waiting:
             if not parent.finished:
                 self._submit(parent)

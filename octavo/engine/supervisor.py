@@ -2,7 +2,8 @@
 
     client.outputs() raises EngineDeadError ── replace() ── back-off, start, ready
                                                         └── too often: EngineDeadError for good
-    watch() kills a core that owes an answer and has been silent for ``step_timeout``
+    watch() kills a core that owes an answer and has been silent for ``step_timeout``; one that loads and is silent for
+    so long (and for much longer than the first one was) counts as dead too
 
 Knows nothing of requests: what becomes of those that a dead core had is for ``async_llm`` to say.
 """
@@ -25,6 +26,7 @@ from octavo.messages.fault import one_line
 logger = logging.getLogger(__name__)
 
 LONGEST_LOOK = 5.0  # seconds between two looks of the watchdog, at most
+SLOWER_START = 4.0  # times the first start's longest phase: what a phase of a later one may take at least
 
 
 class RestartBudget:
@@ -62,6 +64,9 @@ class Supervisor:
             model=dataclasses.replace(config.model, max_model_len=info.max_model_len),
         )
         self._budget = RestartBudget(config.supervisor)
+        slowest = max((seconds for _, seconds in info.phases), default=0.0)
+        limit = config.supervisor.step_timeout
+        self._load_timeout = max(limit, SLOWER_START * slowest) if limit else None
         self._dead_since: float | None = None
 
     def check(self, patience: float = 0.0) -> None:
@@ -90,15 +95,21 @@ class Supervisor:
 
     async def _start(self) -> Exception | None:
         """Start a core and wait until it is ready; why it is not."""
+        limit, loop = self._load_timeout, asyncio.get_running_loop()
         try:
             self.client = AsyncCoreClient(self._config)
-            await self.client.ready(self._on_phase)
+            async with asyncio.timeout(limit) as patience:
+
+                def on_phase(name: str) -> None:
+                    self.phase = name
+                    patience.reschedule(None if limit is None else loop.time() + limit)
+
+                await self.client.ready(on_phase)
+        except TimeoutError:
+            return EngineDeadError(f"the engine core has been silent for {limit:g} s while it starts ({self.phase})")
         except Exception as error:
             return error
         return None
-
-    def _on_phase(self, name: str) -> None:
-        self.phase = name
 
     async def watch(self) -> None:
         """Kill any core that hangs; runs for ever. Time in which this process itself stood still does not count."""

@@ -22,16 +22,18 @@ class Tenants:
 
     def __init__(self, table: TenantTable, clock: Callable[[], float] = time.monotonic) -> None:
         self._table, self._clock = table, clock
+        self.labels = tuple(dict.fromkeys([*table.listed, "other"]))  # in metrics; those never change
+        self._labelled = frozenset(self.labels)
         self._queued: Counter[str] = Counter()  # sequences, by tenant; no zeros
         self._buckets: dict[str, TokenBucket] = {}
 
     def label(self, name: str) -> str:
-        """The tenant's name in metrics: only those of the table have one of their own."""
-        return name if name in self._table.listed else "other"
+        """The tenant's name in metrics: only those of the first table have one of their own."""
+        return name if name in self._labelled else "other"
 
-    @property
-    def labels(self) -> tuple[str, ...]:
-        return (*self._table.listed, *(() if "other" in self._table.listed else ("other",)))
+    def replace(self, table: TenantTable) -> None:
+        """From now on ``table`` holds. What was used of a minute stays used, unless tokens_per_minute has changed."""
+        self._table = table
 
     def tenant(self, name: str) -> Tenant:
         """What the scheduler must know."""
@@ -88,7 +90,7 @@ class Tenants:
 
     def _bucket(self, name: str, per_minute: int) -> TokenBucket:
         bucket = self._buckets.get(name)
-        if bucket is None:
+        if bucket is None or bucket.per_minute != per_minute:
             if len(self._buckets) >= MAX_BUCKETS:
                 self._buckets = {one: kept for one, kept in self._buckets.items() if not kept.is_full}
             bucket = self._buckets[name] = TokenBucket(per_minute, self._clock)

@@ -16,18 +16,27 @@ from typing import NamedTuple
 from octavo.config import QueueConfig
 from octavo.engine.tenants import Tenants
 from octavo.exceptions import OverloadedError
+from octavo.messages import SamplingParams
 from octavo.metrics.service_rate import ServiceRate
 
 MAX_RETRY_SECONDS = 600.0  # nobody is told to stay away longer: the estimate is no better than that
 
 
 class Load(NamedTuple):
-    """One prompt with its samples: what it would add to the room. ``max_output`` is over all samples."""
+    """One prompt with its samples or beams: what it would add to the room. ``max_output`` is over all of them."""
 
     num_seqs: int
     num_tokens: int  # of the prompt, which is computed once
     max_output: int
     tenant: str = ""
+
+    @classmethod
+    def of(cls, num_tokens: int, params: SamplingParams, max_model_len: int, tenant: str) -> Load:
+        """What a prompt of ``num_tokens`` asks for. Of a beam search all beams run, however few are wanted."""
+        beams = params.beam_search
+        num_seqs = params.n if beams is None else beams.beam_width
+        longest = max_model_len - num_tokens if params.max_tokens is None else params.max_tokens
+        return cls(num_seqs, num_tokens, num_seqs * longest, tenant)
 
 
 class Place:

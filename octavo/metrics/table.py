@@ -83,7 +83,7 @@ METRICS: tuple[Metric, ...] = (
 
 REJECTION_REASONS = (
     *("max_num_queued_reqs", "max_num_queued_tokens"),
-    *("max_queue_time", "timeout"),
+    *("max_queue_time", "timeout", "grammars"),
     *("tenant_max_queued", "tenant_tokens_per_minute"),
 )
 WAITING_REASONS = ("capacity", "deferred")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from octavo.messages import SchedulerStats
@@ -22,6 +23,11 @@ class ThroughputLog:
     def _restart(self) -> None:
         self._since = self._clock()
         self._prompt_tokens = self._generation_tokens = 0
+        self._refused: Counter[str] = Counter()  # requests, by limit
+
+    def refuse(self, reason: str) -> None:
+        """A request was refused because of the limit ``reason``."""
+        self._refused[reason] += 1
 
     def record(self, stats: SchedulerStats | None, iteration: IterationStats) -> None:
         self._prompt_tokens += iteration.num_prompt_tokens
@@ -37,8 +43,9 @@ class ThroughputLog:
         busy = bool(
             self._prompt_tokens or self._generation_tokens or self._stats.num_running or self._stats.num_waiting
         )
+        refused = ", ".join(f"{count} ({reason})" for reason, count in self._refused.items())
         text = None
-        if busy or self._was_busy:
+        if busy or self._was_busy or refused:
             text = (
                 f"Engine {self._engine:03d}: "
                 f"Avg prompt throughput: {self._prompt_tokens / seconds:.1f} tokens/s, "
@@ -46,7 +53,7 @@ class ThroughputLog:
                 f"Running: {self._stats.num_running} reqs, Waiting: {self._stats.num_waiting} reqs, "
                 f"KV cache usage: {100 * self._stats.kv_cache_usage:.1f}%, "
                 f"Prefix cache hit rate: {100 * self._hits / max(self._queries, 1):.1f}%"
-            )
+            ) + (f", Refused: {refused}" if refused else "")
         self._was_busy = busy
         self._restart()
         return text

@@ -7,17 +7,18 @@ from typing import Any
 
 import httpx
 
+from tests import patient
 from tests.server.running_server import RunningServer
 
 
 def ask(server: RunningServer, path: str = "/v1/completions", **fields: Any) -> httpx.Response:
     """POST ``fields`` as JSON."""
-    return httpx.post(f"{server.url}{path}", json=fields, timeout=120)
+    return patient.post(f"{server.url}{path}", json=fields)
 
 
 def ask_raw(server: RunningServer, body: str, path: str = "/v1/completions") -> httpx.Response:
     """POST a body as it is written, valid JSON or not."""
-    return httpx.post(f"{server.url}{path}", content=body, headers={"content-type": "application/json"}, timeout=120)
+    return patient.post(f"{server.url}{path}", content=body, headers={"content-type": "application/json"})
 
 
 def answered(response: httpx.Response) -> Any:
@@ -37,7 +38,7 @@ def refused(response: httpx.Response, param: str, *words: str) -> str:
 
 def events(server: RunningServer, path: str = "/v1/completions", **fields: Any) -> list[Any]:
     """The events of a stream, each decoded; the last one was [DONE]."""
-    with httpx.stream("POST", f"{server.url}{path}", json={**fields, "stream": True}, timeout=120) as response:
+    with patient.stream("POST", f"{server.url}{path}", json={**fields, "stream": True}) as response:
         assert response.status_code == 200, response.read()
         lines = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: ")]
     assert lines[-1] == "[DONE]"

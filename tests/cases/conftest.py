@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import httpx
 import pytest
 
 from octavo import LLM
+from tests import patient
 from tests.server.running_server import RunningServer, running_server
 
 MAX_MODEL_LEN = 1024
@@ -37,9 +37,9 @@ def live_server(case_server: RunningServer) -> Iterator[RunningServer]:
 def assert_whole(server: RunningServer) -> None:
     """Healthy, nothing running or waiting, every block free, and a plain request still gets its usual answer."""
     server.wait_until_idle()
-    assert httpx.get(f"{server.url}/health").status_code == 200
+    assert patient.get(f"{server.url}/health").status_code == 200
     fields = {"prompt": "The capital of France is", "max_tokens": 2, "temperature": 0}
-    answer = httpx.post(f"{server.url}/v1/completions", json=fields, timeout=60)
+    answer = patient.post(f"{server.url}/v1/completions", json=fields)
     assert answer.status_code == 200, answer.text
     assert "Paris" in answer.json()["choices"][0]["text"]
 

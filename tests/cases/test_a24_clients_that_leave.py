@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
 import pytest
 
+from tests import patient
 from tests.cases.asking import answered, ask
 from tests.server.running_server import RunningServer
 
@@ -61,7 +61,7 @@ def test_the_work_stops(live_server: RunningServer, kind: str) -> None:
     live_server.wait_until_idle()
     assert aborts(live_server) - before == sequences
     assert live_server.metric("vllm:generation_tokens_total") - made < TOKENS * sequences / 2
-    assert httpx.get(f"{live_server.url}/load").json()["server_load"] == 0
+    assert patient.get(f"{live_server.url}/load").json()["server_load"] == 0
 
 
 def test_what_still_waits_is_dropped_too(live_server: RunningServer) -> None:
@@ -72,7 +72,7 @@ def test_what_still_waits_is_dropped_too(live_server: RunningServer) -> None:
             body = {"prompt": f"{number} " * 300, "max_tokens": 300, **GREEDY}
             clients.enter_context(asked(live_server, "/v1/completions", body))
         live_server.wait_until(lambda: live_server.metric("vllm:num_requests_waiting") > 0)
-        live_server.wait_until(lambda: httpx.get(f"{live_server.url}/load").json()["server_load"] == 10)
+        live_server.wait_until(lambda: patient.get(f"{live_server.url}/load").json()["server_load"] == 10)
     live_server.wait_until_idle()
     assert aborts(live_server) - before == 10
 

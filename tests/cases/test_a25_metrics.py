@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
-
+from tests import patient
 from tests.cases.asking import answered, ask, refused
 from tests.server.running_server import RunningServer
 
@@ -23,7 +22,7 @@ PER_SEQUENCE = ("e2e_request_latency_seconds", "request_prompt_tokens", "request
 
 def read(server: RunningServer) -> dict[tuple[str, str], float]:
     """Every sample that may only grow, by name and labels."""
-    text = httpx.get(f"{server.url}/metrics").text
+    text = patient.get(f"{server.url}/metrics").text
     kept = ("_total", "_count", "_sum", "_bucket")
     return {(name, labels): float(value) for name, labels, value in SAMPLE.findall(text) if name.endswith(kept)}
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests import patient
 from tests.server.running_server import RunningServer, running_server
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +45,7 @@ def server(smollm2_path: str) -> Iterator[RunningServer]:
 
 def test_the_port_answers_before_the_model_is_there_and_the_screen_tells_all(smollm2_path: str) -> None:
     with running_server(smollm2_path, *FLAGS) as server:
-        early = httpx.get(f"{server.url}/health", timeout=60)
+        early = patient.get(f"{server.url}/health")
         assert early.status_code == 503
         assert early.json()["status"] == "loading"
         assert early.json()["phase"]
@@ -91,7 +92,7 @@ def test_sigterm_lets_running_requests_finish(server: RunningServer) -> None:
 
     def ask() -> None:
         fields = {"prompt": "Once", "max_tokens": 100, "ignore_eos": True, "temperature": 0}
-        answers.append(httpx.post(f"{server.url}/v1/completions", json=fields, timeout=120))
+        answers.append(patient.post(f"{server.url}/v1/completions", json=fields))
 
     thread = threading.Thread(target=ask)
     thread.start()
@@ -100,7 +101,7 @@ def test_sigterm_lets_running_requests_finish(server: RunningServer) -> None:
     thread.join()
     assert answers[0].json()["usage"]["completion_tokens"] == 100
     with pytest.raises(httpx.ConnectError):
-        httpx.get(f"{server.url}/health")
+        patient.get(f"{server.url}/health")
 
 
 def test_a_draining_server_listens_and_refuses_and_ends_the_rest_at_the_limit(smollm2_path: str) -> None:
@@ -110,8 +111,8 @@ def test_a_draining_server_listens_and_refuses_and_ends_the_rest_at_the_limit(sm
     with running_server(smollm2_path, *flags) as server:
         server.wait_until_ready()
         with (
-            httpx.Client(timeout=60) as kept,
-            httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as stream,
+            patient.Client() as kept,
+            patient.stream("POST", f"{server.url}/v1/completions", json=body) as stream,
         ):
             assert kept.get(f"{server.url}/health").status_code == 200
             lines = stream.iter_lines()
@@ -120,7 +121,7 @@ def test_a_draining_server_listens_and_refuses_and_ends_the_rest_at_the_limit(sm
             server.wait_for_line("(a second signal stops at once)")
             told = kept.get(f"{server.url}/health")
             assert (told.status_code, told.json()["status"]) == (503, "draining")
-            refused = httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"}, timeout=60)
+            refused = patient.post(f"{server.url}/v1/completions", json={"prompt": "x"})
             assert (refused.status_code, refused.headers["connection"]) == (503, "close")
             assert int(refused.headers["retry-after"]) > 0
             rest = [line for line in lines if line]
@@ -135,7 +136,7 @@ def test_a_second_signal_stops_at_once(server: RunningServer) -> None:
     received = 0
     with (
         contextlib.suppress(httpx.RemoteProtocolError),
-        httpx.stream("POST", f"{server.url}/v1/completions", json=fields, timeout=120) as response,
+        patient.stream("POST", f"{server.url}/v1/completions", json=fields) as response,
     ):
         for received, _ in enumerate(response.iter_lines()):
             if received == 1:
@@ -156,19 +157,19 @@ def core_of(server: RunningServer) -> int:
 def test_a_dead_engine_core_is_replaced(server: RunningServer) -> None:
     core = core_of(server)
     fields = {"prompt": "Once", "max_tokens": 480, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=fields, timeout=60) as response:
+    with patient.stream("POST", f"{server.url}/v1/completions", json=fields) as response:
         lines = response.iter_lines()
         next(lines)
         os.kill(core, signal.SIGKILL)
         told = [line for line in lines if line.startswith("data: {") and '"error"' in line]
     assert len(told) == 1
     assert '"code":503' in told[0]
-    health = httpx.get(f"{server.url}/health")
+    health = patient.get(f"{server.url}/health")
     assert (health.status_code, health.json()["status"]) == (503, "restarting")
     fields = {"prompt": "x", "max_tokens": 3, "temperature": 0}
-    patient = httpx.post(f"{server.url}/v1/completions", json=fields, timeout=60)
-    assert patient.json()["usage"]["completion_tokens"] == 3
-    assert httpx.get(f"{server.url}/health").status_code == 200
+    answer = patient.post(f"{server.url}/v1/completions", json=fields)
+    assert answer.json()["usage"]["completion_tokens"] == 3
+    assert patient.get(f"{server.url}/health").status_code == 200
     assert server.metric("octavo:core_restarts_total") == 1
     assert core_of(server) != core
     assert server.stop() == 0
@@ -185,24 +186,39 @@ def test_a_core_that_keeps_dying_ends_the_server(smollm2_path: str) -> None:
     assert cause == "the engine core was killed by signal 9 (restarts in the last 300 s: 1)"
 
 
-def test_sighup_reads_the_key_file(smollm2_path: str, tmp_path: Path) -> None:
-    path = tmp_path / "keys"
+def test_sighup_reads_keys_and_tenants(smollm2_path: str, tmp_path: Path) -> None:
+    path, tenants = tmp_path / "keys", tmp_path / "tenants.toml"
     path.write_text("ann:first\n")
-    with running_server(smollm2_path, *FLAGS, "--api-key-file", str(path)) as server:
+    tenants.write_text("[tenants.ann]\nmax_tokens = 1\n")
+    files = ("--api-key-file", str(path), "--tenants", str(tenants))
+    with running_server(smollm2_path, *FLAGS, *files) as server:
 
         def status(key: str) -> int:
-            return httpx.get(f"{server.url}/version", headers={"x-api-key": key}).status_code
+            return patient.get(f"{server.url}/version", headers={"x-api-key": key}).status_code
 
         assert (status("first"), status("second")) == (200, 401)
         path.write_text("ann:second\n")
         server.process.send_signal(signal.SIGHUP)
         server.wait_for_line("(1 API keys read)")
         assert (status("first"), status("second")) == (401, 200)
+
+        def two_tokens() -> int:
+            body = {"prompt": "x", "max_tokens": 2}
+            return patient.post(f"{server.url}/v1/completions", json=body, headers={"x-api-key": "second"}).status_code
+
+        server.wait_until_ready()
+        assert two_tokens() == 400
+        for content, told in (("max_tokens", "the tenants stay as they were"), ("[tenants.ann]", "1 tenants read")):
+            assert two_tokens() == 400
+            tenants.write_text(content)
+            server.process.send_signal(signal.SIGHUP)
+            server.wait_for_line(f"({told})")
+        assert two_tokens() == 200
         assert "first" not in server.output
 
 
 def test_the_api_key_from_the_environment(smollm2_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCTAVO_API_KEY", "k")
     with running_server(smollm2_path, *FLAGS) as server:
-        assert httpx.get(f"{server.url}/v1/models").status_code == 401
-        assert httpx.get(f"{server.url}/v1/models", headers={"Authorization": "Bearer k"}).status_code == 200
+        assert patient.get(f"{server.url}/v1/models").status_code == 401
+        assert patient.get(f"{server.url}/v1/models", headers={"Authorization": "Bearer k"}).status_code == 200

@@ -17,7 +17,7 @@ from octavo.engine.deadlines import Deadlines
 from octavo.engine.tenants import Tenants
 from octavo.engine.waiting_room import Load, WaitingRoom
 from octavo.exceptions import DeadlineError, OverloadedError, QueueTimeError, ValidationError
-from octavo.messages import EngineCoreOutputs, FinishReason, SamplingParams, SchedulerStats
+from octavo.messages import EngineCoreOutputs, FinishReason, RequestOutputKind, SamplingParams, SchedulerStats
 from octavo.metrics.service_rate import ServiceRate
 from octavo.metrics.stats import IterationStats
 from tests.core.checking_worker import cache_config, make_request
@@ -65,7 +65,41 @@ async def test_one_that_waits_for_all_of_its_timeout_costs_nothing(one_seat: Asy
     with pytest.raises(QueueTimeError, match=r"waited for all of its timeout of 0\.05 s; nothing was computed"):
         await run(one_seat, SHORT, timeout=0.05)
     await stream.aclose()
-    assert 'reason="max_queue_time"} 1.0' in one_seat.render_metrics().decode()
+    assert 'reason="timeout"} 1.0' in one_seat.render_metrics().decode()
+    await settled(one_seat)
+
+
+async def test_what_the_core_finds_late_is_counted_too(one_seat: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The front end was busy, and its own timer came too late."""
+    monkeypatch.setattr(one_seat._deadlines, "watch", lambda *_: [])
+    stream = one_seat.generate([1], LONG)
+    await anext(stream)
+    late = asyncio.create_task(run(one_seat, SHORT, timeout=0.05))
+    await asyncio.sleep(0.1)
+    await stream.aclose()
+    with pytest.raises(QueueTimeError, match="nothing was computed"):
+        await late
+    assert 'reason="timeout"} 1.0' in one_seat.render_metrics().decode()
+    await settled(one_seat)
+
+
+async def test_a_whole_answer_may_be_read_after_its_deadline(one_seat: AsyncLLM) -> None:
+    delta = SHORT.replace(output_kind=RequestOutputKind.DELTA)
+    stream = one_seat.generate([5, 6, 7], delta, timeout=1.0)
+    tokens = list((await anext(stream)).outputs[0].token_ids)
+    while one_seat.num_running or one_seat.num_waiting:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(1.1)
+    async for output in stream:
+        tokens += output.outputs[0].token_ids
+    assert len(tokens) == 3
+
+
+async def test_the_time_counts_from_the_arrival(one_seat: AsyncLLM) -> None:
+    """What was spent on it before the engine heard of it, e.g. on compiling its grammar, is part of it."""
+    with pytest.raises(QueueTimeError, match="timeout of 60 s"):
+        async for _ in one_seat.generate([5], SHORT, timeout=60, arrival_time=time.monotonic() - 61):
+            pass
     await settled(one_seat)
 
 

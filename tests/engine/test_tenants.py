@@ -75,6 +75,23 @@ def test_each_unlisted_tenant_has_the_default_for_itself_and_memory_is_bounded()
         tenants.check("a", 1)
 
 
+def test_another_table_holds_from_now_on() -> None:
+    """What was used of a minute stays used; names that are new have no label of their own in the metrics."""
+    clock = Clock()
+    slow, quick = TenantLimits(tokens_per_minute=60, max_tokens=9), TenantLimits(tokens_per_minute=600)
+    tenants = Tenants(TenantTable(listed={"a": slow, "b": slow}), clock)
+    for name in "ab":
+        tenants.use(name, 90)
+    tenants.replace(TenantTable(listed={"a": TenantLimits(tokens_per_minute=60, weight=2.0), "b": quick, "c": quick}))
+    with pytest.raises(OverloadedError):
+        tenants.check("a", 1)
+    tenants.check("b", 1)
+    assert tenants.bound("a", SamplingParams(max_tokens=50), explicit=True, priority=0).max_tokens == 50
+    assert tenants.tenant("a").weight == 2.0
+    assert tenants.labels == ("a", "b", "other")
+    assert [tenants.label(name) for name in "abc"] == ["a", "b", "other"]
+
+
 def test_max_tokens_and_priority() -> None:
     limits = TenantLimits(max_tokens=10, priority=(0, 5))
     tenants = Tenants(TenantTable(listed={"a": limits}))

@@ -12,9 +12,19 @@ from octavo.engine.async_llm import AsyncLLM
 from octavo.engine.tenants import Tenants
 from octavo.engine.waiting_room import Load, WaitingRoom
 from octavo.exceptions import OverloadedError
-from octavo.messages import EngineCoreOutput, EngineCoreOutputs, FinishReason, SamplingParams, SchedulerStats
+from octavo.messages import (
+    BeamSearch,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    FinishReason,
+    RequestOutputKind,
+    SamplingParams,
+    SchedulerStats,
+    StructuredOutputsParams,
+)
 from octavo.metrics.service_rate import ServiceRate
 from octavo.metrics.stats import FinishedRequest, IterationStats
+from octavo.structured_output.check_queue import MAX_CHECKS
 
 from .tiny_llama import make_config
 
@@ -56,6 +66,13 @@ def test_tokens_are_bounded_and_an_empty_room_takes_anything() -> None:
     with pytest.raises(OverloadedError):
         waiting.enter([Load(1, 1, 1)])
     del kept
+
+
+def test_all_beams_of_a_search_count() -> None:
+    sampled = SamplingParams(n=3, max_tokens=None)
+    assert Load.of(10, sampled, 100, "a") == Load(3, 10, 270, "a")
+    beams = SamplingParams(n=2, max_tokens=5, temperature=0.0, beam_search=BeamSearch(beam_width=6))
+    assert Load.of(10, beams, 100, "") == Load(6, 10, 30, "")
 
 
 def test_free_seats_are_no_waiting() -> None:
@@ -147,3 +164,46 @@ async def test_the_engine_refuses_what_would_wait_too_long(tiny_model: str) -> N
         assert not engine._places
     finally:
         await engine.shutdown()
+
+
+async def test_whoever_waits_behind_beams_is_seen(tiny_model: str) -> None:
+    """A search of four beams is one sequence to its client, and four that run: others still wait."""
+    engine = await AsyncLLM.create(make_config(tiny_model, max_num_seqs=4))
+    plain = SamplingParams(max_tokens=200, ignore_eos=True, temperature=0.0)
+    stop = asyncio.Event()
+
+    async def run(params: SamplingParams) -> None:
+        async with aclosing(engine.generate([5, 6, 7], params)) as stream:
+            reading = asyncio.ensure_future(anext(stream))
+            await asyncio.wait({reading, asyncio.ensure_future(stop.wait())}, return_when=asyncio.FIRST_COMPLETED)
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+    try:
+        beams = plain.replace(beam_search=BeamSearch(beam_width=4), output_kind=RequestOutputKind.FINAL_ONLY)
+        tasks = [asyncio.create_task(run(beams))]
+        while engine.num_running < 4:
+            await asyncio.sleep(0.001)
+        final = plain.replace(output_kind=RequestOutputKind.FINAL_ONLY)
+        tasks += [asyncio.create_task(run(final)) for _ in range(2)]
+        while engine.num_waiting != 2:
+            await asyncio.sleep(0.001)
+        stop.set()
+        await asyncio.gather(*tasks)
+        while engine.num_running or engine.num_waiting:
+            await asyncio.sleep(0.01)
+        assert engine._room.num_seqs == 0
+    finally:
+        await engine.shutdown()
+
+
+async def test_a_queue_of_grammars_that_is_full_is_counted(tiny_async: AsyncLLM) -> None:
+    tiny_async._checks._num_checks = MAX_CHECKS
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a+b"))
+    with pytest.raises(OverloadedError, match="grammars are waiting"):
+        await tiny_async.check_constraint(params)
+    assert 'admission_rejections_total{engine="0",model_name="tiny",reason="grammars"} 1.0' in (
+        tiny_async.render_metrics().decode()
+    )
+    assert "Refused: 1 (grammars)" in (tiny_async._throughput.line() or "")
+    assert "Refused" not in (tiny_async._throughput.line() or "")

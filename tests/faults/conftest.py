@@ -62,7 +62,7 @@ async def make_engine(tiny_model: str, monkeypatch: pytest.MonkeyPatch) -> Async
     try:
         yield make
         for engine, answer in made:
-            if engine._supervisor.failure is None:
+            if engine._supervisor.failure is None and not engine._closing:
                 await settled(engine)
                 assert await read(engine, PLAIN, params()) == answer
                 await settled(engine)

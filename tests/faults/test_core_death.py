@@ -17,8 +17,15 @@ from octavo.engine.async_llm import AsyncLLM
 from octavo.engine.gate import Gate
 from octavo.engine.outputs import RequestOutput
 from octavo.engine.parallel_sampling import ParentRequest
+from octavo.engine.quarantine import Quarantine
 from octavo.engine.supervisor import RestartBudget
-from octavo.exceptions import EngineDeadError, EngineRestartingError, RequestError
+from octavo.exceptions import (
+    DeadlyRequestError,
+    EngineDeadError,
+    EngineRestartingError,
+    OverloadedError,
+    RequestError,
+)
 from octavo.messages import BeamSearch, EngineCoreRequest, RequestOutputKind
 from tests.faults.conftest import LONG, Make, metric, params, read, settled
 from tests.faults.faulty_core import Fault
@@ -107,6 +114,45 @@ async def test_a_request_that_kills_the_core_later(make_engine: Make) -> None:
     assert isinstance(whole, RequestError)
     await settled(engine)
     assert metric(engine, RESTARTS) == 3
+
+
+async def test_a_request_that_kills_the_core_is_not_taken_in_again(make_engine: Make) -> None:
+    """However often its client repeats it, streamed or not: it costs two deaths, and others are served."""
+    engine = await make_engine(max_core_restarts=2)
+    expected = await outcome(engine, [5, 5])
+    poison = {"seed": Fault.KILL_LATER, "max_tokens": 30}
+    for _ in range(2):
+        assert isinstance(await outcome(engine, [6], **poison), EngineDeadError)
+        await settled(engine)
+    for kind in (RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY):
+        error = await outcome(engine, [6], **poison, output_kind=kind)
+        assert isinstance(error, DeadlyRequestError)
+        assert "died 2 times while it computed a request like this one" in str(error)
+    assert await outcome(engine, [5, 5]) == expected
+    assert metric(engine, RESTARTS) == 2
+
+
+def test_quarantine_knows_requests_by_what_they_ask_for() -> None:
+    now = [1000.0]
+    quarantine = Quarantine(300.0, lambda: now[0])
+
+    def request(name: str, prompt: int = 1, **changes: Any) -> EngineCoreRequest:
+        fields: dict[str, Any] = {"priority": len(name), "cache_salt": name, "arrival_time": now[0]}
+        return EngineCoreRequest(
+            request_id=name, prompt_token_ids=[prompt], sampling_params=params(**changes), **fields
+        )
+
+    for _ in range(2):
+        quarantine.check(request("x"))
+        quarantine.blame([request("a", seed=3), request("b", seed=4), request("c", prompt=2)])  # equal ones count once
+        quarantine.clear(request("d", prompt=2, seed=9))
+        now[0] += 50
+    with pytest.raises(DeadlyRequestError, match="not taken in again for 200 s"):
+        quarantine.check(request("y", output_kind=RequestOutputKind.FINAL_ONLY))
+    quarantine.check(request("y", max_tokens=13))
+    quarantine.check(request("y", prompt=2))
+    now[0] += 201
+    quarantine.check(request("y"))
 
 
 async def test_a_core_that_hangs_is_killed(make_engine: Make) -> None:
@@ -233,6 +279,69 @@ async def test_whoever_waits_for_a_core_does_so_for_a_limited_time(make_engine: 
     await settled(engine)
 
 
+async def test_a_core_that_hangs_while_it_starts_is_replaced(make_engine: Make, monkeypatch: Any) -> None:
+    monkeypatch.setattr("octavo.engine.supervisor.SLOWER_START", 0.0)
+    engine = await make_engine(step_timeout=2.0, max_core_restarts=1000)
+    monkeypatch.setattr("octavo.engine.core_client.BOOTSTRAP", "import time; time.sleep(1000)")
+    first = engine.core_pid
+    os.kill(first, signal.SIGKILL)
+    await restarting(engine)
+    while (second := engine.core_pid) == first:
+        await asyncio.sleep(0.01)
+    monkeypatch.undo()
+    waiting = asyncio.create_task(outcome(engine, [7]))
+    while engine.core_pid == second:
+        await asyncio.sleep(0.01)
+    assert isinstance(await waiting, list)
+    await settled(engine)
+
+
+async def test_the_queue_is_bounded_while_there_is_no_core(make_engine: Make, monkeypatch: Any) -> None:
+    """What was being computed has its seats; of those that leave nothing stays."""
+    engine = await make_engine(max_num_seqs=2, max_num_queued_reqs=3)
+    monkeypatch.setattr("octavo.engine.core_client.BOOTSTRAP", "import time; time.sleep(1000)")
+    final = RequestOutputKind.FINAL_ONLY
+    tasks = [asyncio.create_task(outcome(engine, [6, i], max_tokens=LONG, output_kind=final)) for i in range(2)]
+    while engine.num_running < 2:
+        await asyncio.sleep(0.001)
+    os.kill(engine.core_pid, signal.SIGKILL)
+    await restarting(engine)
+    tasks += [asyncio.create_task(outcome(engine, [7, i])) for i in range(3)]
+    await asyncio.sleep(0)
+    assert isinstance(await outcome(engine, [8]), OverloadedError)
+    for task in tasks[2:]:
+        task.cancel()
+    await asyncio.wait(tasks[2:])
+    assert (engine._room.num_seqs, len(engine._gate._waiting)) == (0, 0)
+    tasks[2:] = [asyncio.create_task(outcome(engine, [7, i])) for i in range(3)]
+    await asyncio.sleep(0)
+    assert engine._room.num_seqs == 3
+    monkeypatch.undo()
+    os.kill(engine.core_pid, signal.SIGKILL)
+    assert all(isinstance(done, list) for done in await asyncio.gather(*tasks))
+
+
+@pytest.mark.parametrize("seen", [True, False])
+async def test_the_core_dies_while_the_server_drains(make_engine: Make, seen: bool) -> None:
+    """Answers that nobody has seen anything of are still computed in the time that is left."""
+    engine = await make_engine()
+    expected = await outcome(engine, [6], max_tokens=LONG)
+    kind = RequestOutputKind.DELTA if seen else RequestOutputKind.FINAL_ONLY
+    stream = asyncio.create_task(outcome(engine, [6], max_tokens=LONG, output_kind=kind))
+    while not engine.num_running or (seen and not next(iter(engine._collectors.values())).taken):
+        await asyncio.sleep(0.001)
+    draining = asyncio.create_task(engine.shutdown(60.0))
+    await asyncio.sleep(0)
+    first = engine.core_pid
+    os.kill(first, signal.SIGKILL)
+    answer = await stream
+    assert isinstance(answer, EngineDeadError) if seen else answer == expected
+    await draining
+    with pytest.raises(ProcessLookupError):
+        os.kill(engine.core_pid, 0)
+    assert (engine.core_pid == first) is seen
+
+
 async def test_leaving_while_the_core_restarts(make_engine: Make) -> None:
     engine = await make_engine()
     tasks = [asyncio.create_task(outcome(engine, [6, i], max_tokens=LONG)) for i in range(4)]
@@ -307,3 +416,9 @@ def test_the_gate_lets_one_suspect_in_at_a_time() -> None:
     assert clear == [4]  # before anybody new
     gate.enter(parent("new3"))
     assert submitted[-1] == "new3"
+    gate.close()
+    for name in ("new4", "new5"):
+        gate.enter(left := parent(name))
+    gate.leave(left)
+    gate.open([])
+    assert submitted[-1] == "new4"

@@ -16,10 +16,11 @@ from typing import Any
 import httpx
 import pytest
 
+from tests import patient
 from tests.faults.faulty_core import OF_ONE_REQUEST, SECRET, Fault
 from tests.server.running_server import RunningServer, running_server
 
-CLIENT = httpx.Client(timeout=60)  # one for all: making one takes as long as an answer
+CLIENT = patient.Client()  # one for all: making one takes as long as an answer
 MODULE = "tests.faults.faulty_serve"
 PLAIN = {"prompt": [9, 8, 7], "max_tokens": 12, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
 LONG = {"prompt": [5, 6], "max_tokens": 400, "temperature": 0, "ignore_eos": True, "stream": True}

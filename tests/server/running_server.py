@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import httpx
 import openai
+
+from tests import patient
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 120
@@ -59,7 +60,7 @@ class RunningServer:
 
     def wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_SECONDS
-        while httpx.get(f"{self.url}/health").status_code != 200:
+        while patient.get(f"{self.url}/health").status_code != 200:
             assert self.process.poll() is None, self.output
             assert time.monotonic() < deadline, self.output
             time.sleep(0.05)
@@ -70,7 +71,7 @@ class RunningServer:
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric's samples that have ``labels``."""
         total = 0.0
-        for line in httpx.get(f"{self.url}/metrics").text.splitlines():
+        for line in patient.get(f"{self.url}/metrics").text.splitlines():
             head, _, value = line.rpartition(" ")
             if head.partition("{")[0] == name and all(f'{k}="{v}"' in head for k, v in labels.items()):
                 total += float(value)
@@ -84,7 +85,7 @@ class RunningServer:
     def wait_until(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + SETTLE_SECONDS
         while not condition():
-            assert time.monotonic() < deadline, httpx.get(f"{self.url}/metrics").text
+            assert time.monotonic() < deadline, patient.get(f"{self.url}/metrics").text
             time.sleep(0.02)
 
     def stop(self) -> int:

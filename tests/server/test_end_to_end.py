@@ -11,13 +11,14 @@ import httpx
 import openai
 import pytest
 
+from tests import patient
 from tests.server.running_server import RunningServer, running_server
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 def ask(server: RunningServer, path: str = "/v1/completions", **fields: Any) -> httpx.Response:
-    return httpx.post(f"{server.url}{path}", json=fields, timeout=120)
+    return patient.post(f"{server.url}{path}", json=fields)
 
 
 def refused(response: httpx.Response, param: str) -> str:
@@ -87,10 +88,10 @@ def test_the_small_routes(server: RunningServer) -> None:
     tokens = ask(server, "/tokenize", prompt=text, return_token_strs=True).json()
     assert tokens["count"] == len(tokens["tokens"]) == len(tokens["token_strs"])
     assert ask(server, "/detokenize", tokens=tokens["tokens"]).json() == {"prompt": text}
-    assert httpx.get(f"{server.url}/version").json()["version"]
-    assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
+    assert patient.get(f"{server.url}/version").json()["version"]
+    assert patient.get(f"{server.url}/health").json() == {"status": "ok"}
     assert server.client().models.retrieve("smollm2").id == "smollm2"
-    assert httpx.get(f"{server.url}/openapi.json").status_code == 200
+    assert patient.get(f"{server.url}/openapi.json").status_code == 200
 
 
 LONG: dict[str, Any] = {"ignore_eos": True, "max_tokens": 480, "temperature": 0}
@@ -110,7 +111,7 @@ def test_a24_a_client_that_leaves_ends_its_work(server: RunningServer, kind: str
     expected = fields.get("n", 1) * (len(fields["prompt"]) if isinstance(fields.get("prompt"), list) else 1)
     finished = server.metric("vllm:generation_tokens_total")
     with (
-        httpx.Client() as client,
+        patient.Client() as client,
         client.stream("POST", f"{server.url}{path}", json=fields)
         if fields.get("stream")
         else _half_request(server, path, fields),
@@ -174,7 +175,9 @@ def test_a_stream_in_larger_pieces(server: RunningServer, path: str) -> None:
     asked: dict[str, Any] = {"temperature": 0, "max_tokens": 33, "ignore_eos": True, "return_token_ids": True}
     asked |= {"messages": FRANCE} if path.startswith("/v1/chat") else {"prompt": "1, 2, 3,"}
     ids = ask(server, path, **asked).json()["choices"][0]["token_ids"]
-    with httpx.stream("POST", f"{server.url}{path}", json={**asked, "stream": True, "stream_interval": 10}) as response:
+    with patient.stream(
+        "POST", f"{server.url}{path}", json={**asked, "stream": True, "stream_interval": 10}
+    ) as response:
         events = [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: {")]
     pieces = [choice["token_ids"] for event in events for choice in event["choices"] if choice.get("token_ids")]
     assert [len(piece) for piece in pieces] == [1, 10, 10, 10, 2]

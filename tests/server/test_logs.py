@@ -18,6 +18,7 @@ from octavo.entrypoints.state import ServerState
 from octavo.exceptions import ConfigError
 from octavo.messages import RequestFault
 from octavo.utils.logs import FORMATTERS, JsonFormatter, TextFormatter, current_request_id, one_line
+from tests import patient
 from tests.server.fake_engine import FakeEngine
 from tests.server.running_server import running_server
 
@@ -208,7 +209,7 @@ def test_a_server_that_writes_json(smollm2_path: str) -> None:
     flags = ["--log-format", "json", "--max-model-len", "64", "--kv-cache-memory", "16MiB", "--max-num-seqs", "2"]
     with running_server(smollm2_path, *flags) as server:
         server.wait_until_ready()
-        answer = httpx.post(f"{server.url}/v1/completions", json=TEXT, headers={"x-request-id": "mine"}, timeout=60)
+        answer = patient.post(f"{server.url}/v1/completions", json=TEXT, headers={"x-request-id": "mine"})
         assert answer.status_code == 200
         server.wait_for_line("(duration_ms)")
         server.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from octavo.config import ServerConfig, TenantLimits, TenantTable
 from octavo.engine.tenants import Tenants
 from octavo.entrypoints.openai.app import build_app
 from octavo.entrypoints.state import ServerState
-from octavo.exceptions import DeadlineError, OverloadedError
+from octavo.exceptions import DeadlineError, DeadlyRequestError, OverloadedError
 from tests.server.fake_engine import FakeEngine
 from tests.server.test_requests import client_of
 
@@ -163,5 +164,37 @@ async def test_a_missed_deadline_is_a_504_that_clients_do_not_repeat() -> None:
     engine.fail_after = 0
     async with client_of(engine) as client:
         answer = await client.post("/v1/chat/completions", json=body)
-    assert (answer.status_code, answer.json()["error"]["type"]) == (504, "TimeoutError")
-    assert answer.headers["x-should-retry"] == "false"
+        assert (answer.status_code, answer.json()["error"]["type"]) == (504, "TimeoutError")
+        assert answer.headers["x-should-retry"] == "false"
+        engine.failure = DeadlyRequestError("the engine core died twice")
+        answer = await client.post("/v1/chat/completions", json=body)
+    assert (answer.status_code, answer.headers["x-should-retry"]) == (500, "false")
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_time_spent_on_a_constraint_is_the_requests_own(route: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, arrived, checked = FakeEngine(), list[float](), list[float]()
+    generate = engine.generate
+
+    async def check_constraint(params: Any) -> None:
+        checked.append(time.monotonic())
+
+    def noting(*args: Any, arrival_time: float, **kwargs: Any) -> Any:
+        arrived.append(arrival_time)
+        return generate(*args, **kwargs)
+
+    monkeypatch.setattr(engine, "check_constraint", check_constraint)
+    monkeypatch.setattr(engine, "generate", noting)
+    began = time.monotonic()
+    async with client_of(engine) as client:
+        assert (await client.post(route, json=ROUTES[route])).status_code == 200
+    assert all(began < when < checked[0] for when in arrived)
+    assert arrived
+
+
+async def test_beams_count_in_the_bound_on_sequences() -> None:
+    body = {"prompt": ["a"] * 33, "n": 1, "best_of": 32, "use_beam_search": True, "temperature": 0}
+    async with client_of(FakeEngine()) as client:
+        answer = await client.post("/v1/completions", json=body)
+    assert answer.status_code == 400
+    assert "33 entries and n (or best_of) is 32; their product may be at most 1024" in answer.json()["error"]["message"]

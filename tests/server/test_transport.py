@@ -19,6 +19,7 @@ from octavo.config import ServerConfig
 from octavo.entrypoints.openai.app import build_app
 from octavo.entrypoints.state import ServerState
 from octavo.exceptions import ConfigError
+from tests import patient
 from tests.server.fake_engine import FakeEngine
 from tests.server.running_server import ROOT, RunningServer, running_server
 
@@ -52,15 +53,15 @@ def test_https_and_a_renewed_certificate(smollm2_path: str, tmp_path: Path) -> N
     try:
         server.wait_for_line("(octavo is ready)")
         trusting = ssl.create_default_context(cafile=cert)
-        with httpx.Client(verify=trusting, base_url=server.url) as client:
+        with patient.Client(verify=trusting, base_url=server.url) as client:
             answer = client.get("/version")
             assert answer.status_code == 200
             assert answer.headers["x-content-type-options"] == "nosniff"
             assert "server" not in answer.headers
         with pytest.raises(httpx.ConnectError):
-            httpx.get(f"{server.url}/version")
+            patient.get(f"{server.url}/version")
         with pytest.raises(httpx.RemoteProtocolError):
-            httpx.get(f"{server.url}/version".replace("https", "http"))
+            patient.get(f"{server.url}/version".replace("https", "http"))
         assert "first" in subject(server.url)
         new_cert, new_key = certificate(tmp_path, "second")
         Path(cert).write_text("nothing")
@@ -157,7 +158,7 @@ def test_a_unix_socket(smollm2_path: str, tmp_path: Path) -> None:
     stale.close()
     with running_server(smollm2_path, *FLAGS, "--uds", path, "--root-path", "/llm") as server:
         assert server.url == f"unix:{path}:/llm"
-        with httpx.Client(transport=httpx.HTTPTransport(uds=path), base_url="http://any") as client:
+        with patient.Client(transport=httpx.HTTPTransport(uds=path), base_url="http://any") as client:
             assert client.get("/llm/version").status_code == 200
         second = subprocess.run(
             [sys.executable, "-m", "octavo.cli.main", "serve", smollm2_path, "--uds", path],

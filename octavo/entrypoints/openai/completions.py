@@ -69,7 +69,7 @@ async def prepare(state: ServerState, engine: AsyncLLM, body: CompletionRequest)
     prompts = await encode_prompts(
         engine.tokenizer,
         body.prompt,
-        n=body.n or 1,
+        n=max(body.n or 1, body.best_of or 1),
         add_special_tokens=body.add_special_tokens,
         limit=limit if body.truncate_prompt_tokens is None else None,
     )

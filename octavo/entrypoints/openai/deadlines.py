@@ -1,8 +1,9 @@
-"""How long a client wants to wait: the body's ``timeout``, or a header, in seconds."""
+"""How long a client wants to wait: the body's ``timeout``, or a header, in seconds; and since when."""
 
 from __future__ import annotations
 
 import re
+import time
 from contextvars import ContextVar
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -12,6 +13,12 @@ from octavo.entrypoints.openai.errors import error_response
 HEADER = b"x-request-timeout"
 _SECONDS = re.compile(rb"[0-9]{1,7}(\.[0-9]{1,6})?")
 _told: ContextVar[float | None] = ContextVar("request_timeout", default=None)
+arrival_time: ContextVar[float | None] = ContextVar("arrival_time", default=None)
+
+
+def note_arrival() -> None:
+    """The request is here in full: time spent on reading it counts as its own from now on."""
+    arrival_time.set(time.monotonic())
 
 
 def shortest(own: float | None) -> float | None:

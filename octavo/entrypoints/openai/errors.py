@@ -27,6 +27,7 @@ from octavo.entrypoints.request_ids import current_request_id
 from octavo.entrypoints.state import NotFoundError, NotReadyError
 from octavo.exceptions import (
     DeadlineError,
+    DeadlyRequestError,
     EngineDeadError,
     OctavoError,
     OverloadedError,
@@ -157,7 +158,7 @@ def _describe(error: BaseException) -> tuple[int, str, str | None]:
 
 async def _on_octavo_error(request: Request, error: Exception) -> Response:
     headers = {}
-    if isinstance(error, DeadlineError):  # read by the official clients: what took too long once may do so again
+    if isinstance(error, DeadlineError | DeadlyRequestError):  # read by the official clients: it would end so again
         headers["x-should-retry"] = "false"
     if isinstance(error, OverloadedError) and error.retry_after is not None:
         headers["Retry-After"] = str(math.ceil(error.retry_after))

@@ -16,7 +16,7 @@ from msgspec import UNSET, UnsetType
 from octavo.entrypoints.access import current_caller
 from octavo.entrypoints.openai.answers import CompletionTokensDetails, PromptTokensDetails, RequestTimes, Usage
 from octavo.entrypoints.openai.constraints import named_by
-from octavo.entrypoints.openai.deadlines import shortest
+from octavo.entrypoints.openai.deadlines import arrival_time, shortest
 from octavo.entrypoints.openai.protocol import GenerationRequest
 from octavo.entrypoints.request_ids import current_request_id
 from octavo.entrypoints.state import ServerState
@@ -133,6 +133,7 @@ class Generation:
         timeout = shortest(request.timeout)
         places = self._engine.reserve(prompts, params, tenant, timeout)
         more: dict[str, Any] = {"timeout": timeout, "priority": request.priority, "cache_salt": request.cache_salt}
+        more["arrival_time"] = arrival_time.get()
         self._streams = [
             self._engine.generate(prompt, one, request_id=self._engine_id, place=place, **more)
             for prompt, one, place in zip(prompts, params, places, strict=True)

@@ -56,7 +56,7 @@ async def encode_prompts(
         raise ValidationError("prompt must not be an empty list", parameter="prompt")
     if len(listed) > 1 and len(listed) * n > MAX_SEQUENCES:
         raise ValidationError(
-            f"prompt has {len(listed)} entries and n is {n}; their product may be at most {MAX_SEQUENCES}",
+            f"prompt has {len(listed)} entries and n (or best_of) is {n}; their product may be at most {MAX_SEQUENCES}",
             parameter="n" if n > MAX_SEQUENCES else "prompt",
         )
     encoded = []

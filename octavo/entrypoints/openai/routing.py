@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.entrypoints.openai.deadlines import note_arrival
 from octavo.entrypoints.state import ServerState
 from octavo.exceptions import ValidationError
 
@@ -42,6 +43,7 @@ class JsonRequest(Request):
 
     async def json(self) -> Any:
         body = await self.body()
+        note_arrival()
         check_number_of_values(body)
         try:
             return from_json(body, allow_inf_nan=True, cache_strings=False)
