@@ -80,6 +80,8 @@ class CacheConfig:
         size = self.kv_cache_dir_size
         _require(0 < size < 2**50, "kv_cache_dir_size", size, "positive, and less than 1 PiB")
         _require(self.kv_cache_dir != "", "kv_cache_dir", "", "a folder")
+        useful = self.kv_cache_dir is None or self.enable_prefix_caching
+        _require(useful, "kv_cache_dir", self.kv_cache_dir, "left out without enable_prefix_caching")
         modes, mode = ("recompute", "swap"), self.preemption_mode
         _require(mode in modes, "preemption_mode", mode, "recompute or swap")
         _require(mode == "recompute" or self.swap_space > 0, "preemption_mode", mode, "recompute without swap_space")

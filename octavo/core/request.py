@@ -56,6 +56,7 @@ class Request:
     """
 
     __slots__ = (
+        "_is_counted",
         "_repetition",
         "_told_times",
         "block_hashes",
@@ -97,12 +98,13 @@ class Request:
         self.num_placeholders = 0
         self.num_preemptions = 0
         self.num_prompt_logprobs = 0  # scored positions of the prompt already sent to the front end
-        self.num_cached_tokens = 0  # of the first admission,
+        self.num_cached_tokens = 0  # when its first step that came back was planned,
         self.num_external_tokens = 0  # and of these, those from a tier
         self.block_hashes: list[bytes] = []  # of the full blocks of token_ids, as far as somebody asked
         self.queued_time = queued_time
         self.scheduled_time: float | None = None
         self._told_times = False
+        self._is_counted = False
         self._repetition = repetition_detector(self.sampling_params.repetition_detection)
 
     @property
@@ -171,10 +173,16 @@ class Request:
         """Enter the running set with ``num_cached_tokens`` in its blocks, the last ``num_external`` by this step."""
         if self.scheduled_time is None:
             self.scheduled_time = now
+        if not self._is_counted:
             self.num_cached_tokens, self.num_external_tokens = num_cached_tokens, num_external
         self.status = RequestStatus.RUNNING
         self.num_computed_tokens = num_cached_tokens
         self.num_confirmed_tokens = num_cached_tokens - num_external
+
+    def confirm(self, num_tokens: int) -> None:
+        """A step came back: the first ``num_tokens`` are in the blocks."""
+        self.num_confirmed_tokens = num_tokens
+        self._is_counted = True
 
     def fork(self, source: EngineCoreRequest, family: Family, *, limit: int) -> Request:
         """A request that goes on from all known tokens of this one, without blocks, its times told as its own."""
@@ -185,6 +193,7 @@ class Request:
         child.scheduled_time = self.scheduled_time
         child.num_cached_tokens, child.num_external_tokens = self.num_cached_tokens, self.num_external_tokens
         child.num_preemptions = self.num_preemptions
+        child._is_counted = True
         return child
 
     def hold(self, num_tokens: int) -> None:

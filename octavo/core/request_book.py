@@ -68,11 +68,13 @@ class RequestBook:
         return growth.outputs
 
     def _bear(self, parent: Request, child: Request) -> None:
-        """``child`` waits, before all others, with the blocks of its parent (unless these were taken away)."""
+        """``child`` waits, before all others, with its parent's blocks, or what tiers have kept of them."""
         if parent.holds_blocks:
             num_tokens = child.num_tokens - 1  # its last one was just sampled
             self._kv.fork(parent, child, num_tokens)
             child.hold(num_tokens)
+        else:
+            self._kv.tiers.swaps.inherit(parent.request_id, child)
         self.requests[child.request_id] = child
         self._policy.requeue(child)
 

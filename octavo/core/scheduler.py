@@ -289,7 +289,7 @@ class Scheduler:
         error = entry.error(result)
         if error is not None:
             return self._book.fail(request_id, error)
-        request.num_confirmed_tokens = entry.end
+        request.confirm(entry.end)
 
         prompt_logprobs = request.take_prompt_logprobs(result, entry.start)
         if not entry.samples:
@@ -331,8 +331,8 @@ class Scheduler:
         return outputs
 
     def has_requests(self) -> bool:
-        """Is there anything to schedule, wait for, or tell the worker to forget?"""
-        return bool(self._book.requests or self._book.finished_ids)
+        """Is there anything to schedule, wait for, or tell the worker to forget or to move?"""
+        return bool(self._book.requests or self._book.finished_ids or self._kv.tiers.chain.has_moves)
 
     @property
     def num_running(self) -> int:

@@ -204,10 +204,9 @@ def verify_model(
     for result in _cache_results(open_engine, cases, expected):
         settle(result)
     settle(_preemption_result("preemption", open_engine, growing, grown, block_bytes, num_groups))
-    if num_groups == 1:  # else no tier keeps blocks
-        swapping = partial(open_engine, preemption_mode="swap", swap_space=0.25)
-        settle(_preemption_result("preemption, swapped", swapping, growing, grown, block_bytes, num_groups))
-        settle(_restart_result(open_engine, cases, expected))
+    swapping = partial(open_engine, preemption_mode="swap", swap_space=0.25)
+    settle(_preemption_result("preemption, swapped", swapping, growing, grown, block_bytes, num_groups))
+    settle(_restart_result(open_engine, cases, expected))
     for threads in (1, 2):
         with open_engine(threads=threads) as engine:
             settle(_compare(f"threads: {threads}", expected, run_cases(engine, cases), "in the batch"))

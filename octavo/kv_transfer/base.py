@@ -10,7 +10,7 @@ and then be overwritten by the same step; a place may be loaded from and then be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from octavo.messages import KVMove, KVTierInfo, KVTierReport
@@ -45,6 +45,10 @@ class TierPlanner(Protocol):
         """Fill a block with what the tier :meth:`has`, and count that as a use."""
         ...
 
+    def used(self, key: bytes) -> None:
+        """``key`` was wanted and found in the pool: it counts as used here too, if it is here."""
+        ...
+
     def filled(self, key: bytes, block_id: int) -> None:
         """A step that came back filled a block with ``key``; it is to be had until it is evicted."""
         ...
@@ -71,6 +75,10 @@ class TierPlanner(Protocol):
 
     def clear(self) -> None:
         """Forget all keys."""
+        ...
+
+    def void(self, keys: Iterable[bytes]) -> None:
+        """Steps raised: nobody knows which stores of ``keys`` were made, and reports of the worker may be lost."""
         ...
 
     def settle(self, report: KVTierReport) -> None:

@@ -6,6 +6,7 @@ Knows neither requests nor tokens; the scheduler's block manager talks to it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
 
 from octavo.kv_transfer.base import Emit, TierPlanner
 from octavo.kv_transfer.costs import Costs
@@ -29,18 +30,21 @@ class TierChain:
     def __bool__(self) -> bool:
         return bool(self._tiers)
 
+    @property
+    def has_moves(self) -> bool:
+        """Something waits for the next plan."""
+        return bool(self._moves)
+
     # ---- asked while a step is planned
 
-    def find(self, keys: Iterable[bytes]) -> list[bytes]:
-        """The leading ``keys`` that can be loaded, and are worth it."""
-        found = []
+    def finder(self) -> Callable[[bytes], bool]:
+        """Whether a key can be loaded, and is worth it; until the next plan."""
         worth = [tier for tier in self._tiers if self._costs.worth(tier.name)]
-        if worth:
-            for key in keys:
-                if not any(tier.has(key) for tier in worth):
-                    break
-                found.append(key)
-        return found
+        return lambda key: any(tier.has(key) for tier in worth)
+
+    def find(self, keys: Iterable[bytes]) -> list[bytes]:
+        """The leading ones of ``keys`` that the :meth:`finder` finds."""
+        return list(takewhile(self.finder(), keys))
 
     def pin(self, keys: Iterable[bytes]) -> None:
         """Keep what was found while room is made for it. To be released."""
@@ -57,6 +61,12 @@ class TierChain:
     def load(self, key: bytes, block_id: int) -> None:
         """The next plan fills a block with a key that was found."""
         next(tier for tier in self._tiers if tier.has(key)).load(key, block_id)
+
+    def used(self, keys: Iterable[bytes]) -> None:
+        """See ``TierPlanner.used``."""
+        for key in keys:
+            for tier in self._tiers:
+                tier.used(key)
 
     def filled(self, key: bytes, block_id: int) -> None:
         """See ``TierPlanner.filled``."""
@@ -120,10 +130,12 @@ class TierChain:
         return failed
 
     def void(self) -> None:
-        """A step raised: nobody knows which stores in flight were made."""
-        for moves in self._in_flight.values():
-            self.forget(move.key for move in moves if move.kind == "store")
+        """Steps raised: nobody knows which of their stores and drops were made."""
+        moves = [move for step in self._in_flight.values() for move in step]
         self._in_flight.clear()
+        self._moves[:0] = [move for move in moves if move.kind == "drop"]
+        for tier in self._tiers:
+            tier.void([move.key for move in moves if move.kind == "store" and move.tier == tier.name])
 
     def stats(self) -> dict[str, KVTierStats]:
         """By tier; bytes count since the last call."""

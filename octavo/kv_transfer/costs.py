@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 WEIGHT = 0.25  # of a new measurement in the running mean
 LEAST_TOKENS = 32  # a step of fewer tokens says nothing about prompts: reading the weights is what it costs
-STALE_SECONDS = 30.0  # a source found too slow is tried again after so long
+STALE_SECONDS = 30.0  # a measurement that nothing has followed for so long counts no more
 
 
 class Costs:
     """Running means of seconds per token: of computing a prompt, and of loading from each source.
 
-    What has not been measured counts as worth loading, so that it is measured.
+    What has not been measured lately counts as worth loading, so that it is measured.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -29,8 +29,10 @@ class Costs:
     def loaded(self, source: str, num_tokens: int, seconds: float) -> None:
         """``num_tokens`` were loaded from ``source``."""
         if num_tokens > 0:
-            mean, _ = self._load.get(source, (None, 0.0))
-            self._load[source] = (_mean(mean, seconds / num_tokens), self._clock())
+            now = self._clock()
+            mean, measured = self._load.get(source, (None, now))
+            old = None if now - measured > STALE_SECONDS else mean
+            self._load[source] = (_mean(old, seconds / num_tokens), now)
 
     def worth(self, source: str) -> bool:
         """Is loading from ``source`` no slower than computing?"""

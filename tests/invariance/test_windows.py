@@ -6,12 +6,13 @@ Blocks before the windows are given back meanwhile, and others write into them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from octavo.engine.llm_engine import LLMEngine
-from octavo.messages import EngineCoreRequest, SamplingParams
+from octavo.messages import EngineCoreOutputs, EngineCoreRequest, SamplingParams
 from tests.engine.tiny_llama import VOCAB, make_config, write_tokenizer
 from tests.models.tiny import random_ids, reference_logits, save
 
@@ -66,6 +67,20 @@ def answers(engine: LLMEngine, prompts: Sequence[list[int]], **params: Any) -> t
             preemptions[output.request_id] = output.num_preemptions
     engine._client.check_invariants()
     return [found[name] for name in sorted(found)], sum(preemptions.values()), sum(cached.values())
+
+
+def count_loads(engine: LLMEngine) -> list[int]:
+    """Bytes that each step to come loads from host memory."""
+    loaded, step = [], engine._client.step
+
+    def counting() -> EngineCoreOutputs:
+        outputs = step()
+        assert outputs.stats is not None
+        loaded.append(outputs.stats.kv_tiers["host"].loaded_bytes_delta)
+        return outputs
+
+    engine._client.step = counting  # type: ignore[method-assign]
+    return loaded
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +138,45 @@ def test_preempted(model: tuple[str, str, Any]) -> None:
     engine.shutdown()
     assert found == expected
     assert preemptions > 0
+
+
+@pytest.mark.parametrize("caching", [True, False], ids=["cached", "uncached"])
+def test_swapped(model: tuple[str, str, Any], caching: bool) -> None:
+    """Preempted requests go on where they were: what their windows hold comes back, and nothing else."""
+    name, folder, _ = model
+    growing = [random_ids(20 + i, seed=i) for i in range(7)]
+    settings = {"enable_prefix_caching": caching, "max_num_batched_tokens": 64}
+    engine = engine_of(name, folder, **settings)
+    expected = [answers(engine, [prompt], max_tokens=100)[0][0] for prompt in growing]
+    engine.shutdown()
+    for depth in (1, 2):
+        small = {"blocks": 1 + 9 * GROUPS[name], "pipeline_depth": depth, "swap_space": 0.01}
+        engine = engine_of(name, folder, **settings, **small, preemption_mode="swap")
+        loaded = count_loads(engine)
+        found, preemptions, _ = answers(engine, growing, max_tokens=100)
+        engine.shutdown()
+        assert found == expected
+        assert preemptions > 0
+        assert sum(loaded) > 0
+
+
+def test_found_after_a_restart(model: tuple[str, str, Any], alone: Answers, tmp_path: Path) -> None:
+    """And when the pool has evicted it."""
+    name, folder, _ = model
+    tiers = {"kv_cache_dir": str(tmp_path), "swap_space": 0.01, "blocks": 1 + 16 * GROUPS[name]}
+    counts = []
+    for _ in range(2):
+        engine = engine_of(name, folder, **tiers)
+        for _ in range(2):
+            for prompt, expected in zip(PROMPTS, alone, strict=True):
+                (found,), _, cached = answers(engine, [prompt])
+                assert found == expected
+                counts.append(cached)
+        engine.shutdown()
+    cold, warm, restarted, again = (counts[i : i + len(PROMPTS)] for i in range(0, len(counts), len(PROMPTS)))
+    assert cold[0] == 0
+    assert cold[4] >= 80
+    assert warm == restarted == again == [len(prompt) // 16 * 16 - 16 * (len(prompt) % 16 == 0) for prompt in PROMPTS]
 
 
 def test_forked(model: tuple[str, str, Any]) -> None:

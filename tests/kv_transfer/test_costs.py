@@ -51,3 +51,24 @@ def test_a_slow_tier_is_tried_again_after_a_while() -> None:
     assert not costs.worth("disk")
     clock.now += STALE_SECONDS + 1
     assert costs.worth("disk")
+
+
+def test_one_stall_is_forgotten_at_the_next_trial() -> None:
+    clock = Clock()
+    costs = Costs(clock)
+    costs.computed(100, 1.0)
+    costs.loaded("disk", 16, 3600.0)
+    assert not costs.worth("disk")
+    clock.now += STALE_SECONDS + 1
+    costs.loaded("disk", 16, 0.001)
+    assert costs.worth("disk")
+
+
+def test_absurd_times_do_no_harm() -> None:
+    costs = Costs(Clock())
+    for seconds in (0.0, -5.0, 1e300):
+        costs.computed(100, seconds)
+    costs.loaded("disk", 0, 7.0)
+    assert costs.worth("disk")
+    costs.loaded("disk", 16, 1e-300)
+    assert costs.worth("disk")

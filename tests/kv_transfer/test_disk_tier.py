@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.exceptions import ConfigError
+from octavo.kv_transfer.chain import TierChain
 from octavo.kv_transfer.connectors.disk.mover import DiskMover
 from octavo.kv_transfer.connectors.disk.planner import DiskTier
 from octavo.messages import KVMove, KVTierInfo, KVTierReport
@@ -124,6 +127,67 @@ def test_no_flipped_bit_passes(bit: int, tmp_path_factory: pytest.TempPathFactor
     mover.close()
 
 
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def link_to_pipe(path: Path) -> None:
+    os.mkfifo(path.with_suffix(".pipe"))
+    path.symlink_to(path.with_suffix(".pipe"))
+
+
+def link_to_file(path: Path) -> None:
+    path.with_suffix(".other").write_bytes(b"x" * FILE_BYTES)
+    path.symlink_to(path.with_suffix(".other"))
+
+
+THINGS = [pipe, link_to_pipe, link_to_file, Path.mkdir, lambda path: path.symlink_to("/dev/zero")]
+
+
+@pytest.mark.parametrize("make", THINGS, ids=["pipe", "link to a pipe", "link to a file", "folder", "link to a device"])
+def test_what_is_no_file_keeps_nobody_waiting(tmp_path: Path, make: Any) -> None:
+    """Where a block is looked for, where one is written first, and when a process starts."""
+    mover, memory = open_mover(tmp_path)
+    store(mover, memory, 1)
+    path = path_of(tmp_path, 1)
+    path.unlink()
+    make(path)
+    assert not load(mover, memory, 1)
+    partial = mover._files.folder / f"{key_of(2).hex()}.partial"
+    make(partial)
+    for seed in (2, 3):
+        mover._resume = 0.0
+        kept = store(mover, memory, seed).kept
+    assert kept == [key_of(3)]
+    mover.close()
+    again, other = open_mover(tmp_path)
+    assert again.info.keys == [key_of(3)]
+    assert load(again, other, 3)
+    again.close()
+
+
+@pytest.mark.parametrize("digits", [1, 63, 65, 129, 200])
+def test_names_that_are_no_keys(tmp_path: Path, digits: int) -> None:
+    mover, _ = open_mover(tmp_path)
+    (mover._files.folder / f"{'a' * digits}.kv").write_bytes(b"x" * FILE_BYTES)
+    mover.close()
+    again, _ = open_mover(tmp_path)
+    assert again.info.keys == []
+    again.close()
+
+
+def test_times_of_files_decide_only_the_order(tmp_path: Path) -> None:
+    mover, memory = open_mover(tmp_path)
+    store(mover, memory, 1, 2, 3)
+    for seed, when in ((1, 2**33), (2, -5), (3, 0)):
+        os.utime(path_of(tmp_path, seed), (when, when))
+    mover.close()
+    again, other = open_mover(tmp_path, size=2 * FILE_BYTES)
+    assert again.info.keys == [key_of(3), key_of(1)]
+    assert load(again, other, 1)
+    again.close()
+
+
 def test_files_of_others_are_not_read(tmp_path: Path) -> None:
     """Another model's file, renamed to a key that is asked for; and things that are no files."""
     mover, memory = open_mover(tmp_path, "a")
@@ -166,6 +230,20 @@ def test_the_second_process_only_reads(tmp_path: Path, caplog: pytest.LogCapture
     third.close()
 
 
+def test_whoever_only_looks_at_the_lock_does_not_take_it(tmp_path: Path) -> None:
+    """As another model's server does when it starts, to see whether it may remove files."""
+    mover, _ = open_mover(tmp_path)
+    mover.close()
+    fd = os.open(mover._files.folder / "lock", os.O_RDWR)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    timer = threading.Timer(0.05, os.close, [fd])
+    timer.start()
+    again, _ = open_mover(tmp_path)
+    assert again.info.writable
+    again.close()
+    timer.join()
+
+
 def test_a_full_disk_makes_the_tier_quiet(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     mover, memory = open_mover(tmp_path)
     store(mover, memory, 1)
@@ -176,10 +254,24 @@ def test_a_full_disk_makes_the_tier_quiet(tmp_path: Path, caplog: pytest.LogCapt
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert set(report.lost) == {key_of(2), key_of(3), key_of(4)}
-    assert caplog.text.count("nothing more is stored") == 1
+    assert caplog.text.count("takes no KV blocks") == 1
     assert store(mover, memory, 5).lost == [key_of(5)]
     assert load(mover, memory, 1)
     assert sorted(path.suffix for path in tmp_path.glob("*/*")) == ["", ".kv"]
+    mover._resume = 0.0  # a while later
+    assert store(mover, memory, 5).kept == [key_of(5)]
+    mover.close()
+
+
+def test_a_folder_that_vanishes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    mover, memory = open_mover(tmp_path)
+    store(mover, memory, 1)
+    shutil.rmtree(mover._files.folder)
+    assert not load(mover, memory, 1)
+    for seed in range(3):
+        mover._resume = 0.0
+        assert store(mover, memory, seed).lost == [key_of(seed)]
+    assert caplog.text.count("takes no KV blocks") == 1
     mover.close()
 
 
@@ -215,6 +307,11 @@ def test_the_limit_holds_for_all_models_together(tmp_path: Path) -> None:
     small, _ = open_mover(tmp_path, "a", size=3 * FILE_BYTES)
     assert small.info.keys == [key_of(8), key_of(9)]  # one place is the other model's
     small.close()
+
+
+def test_a_limit_below_one_block_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"kv_cache_dir_size = 100: .* takes {FILE_BYTES} bytes"):
+        open_mover(tmp_path, size=100)
 
 
 @pytest.mark.parametrize("where", ["file", "file/below"])
@@ -277,3 +374,40 @@ def test_the_planner_loads_only_what_is_kept() -> None:
         ("store", b"new"), ("load", b"old"), ("drop", b"new"), ("store", b"third"),
         ("store", b"a"), ("drop", b"a"), ("store", b"b"),
     ]  # fmt: skip
+
+
+def test_no_file_is_left_that_the_planner_does_not_know() -> None:
+    """A key is stored, forgotten and stored again before the first store's end is known, which was a loss."""
+    moves: list[KVMove] = []
+    tier = DiskTier(KVTierInfo(capacity=2, block_bytes=1), moves.append)
+    tier.filled(b"key", 1)
+    tier.forget(b"key")
+    tier.filled(b"key", 1)
+    tier.settle(KVTierReport(lost=[b"key"]))
+    tier.settle(KVTierReport(kept=[b"key"]))
+    assert len(tier) == 0
+    assert [move.kind for move in moves] == ["store", "drop", "store", "drop"]
+
+
+def test_a_step_that_raised_may_have_carried_the_news() -> None:
+    """Of a store: its key is dropped, for nobody would ever load it."""
+    moves: list[KVMove] = []
+    chain = TierChain([lambda emit: DiskTier(KVTierInfo(capacity=2, block_bytes=1, keys=[b"old"]), emit)])
+    chain.filled(b"key", 1)
+    assert [move.kind for move in chain.take_moves(1)] == ["store"]
+    chain.settle(1, {}, 0, 0.0)
+    chain.forget([b"old"])
+    assert [move.kind for move in chain.take_moves(2)] == ["drop"]
+    chain.void()
+    moves = chain.take_moves(3)
+    assert [(move.kind, move.key) for move in moves] == [("drop", b"old"), ("drop", b"key")]
+    assert not chain.has_moves
+
+
+def test_what_is_used_in_the_pool_stays() -> None:
+    moves: list[KVMove] = []
+    tier = DiskTier(KVTierInfo(capacity=2, block_bytes=1, keys=[b"system", b"other"]), moves.append)
+    tier.used(b"system")
+    tier.filled(b"new", 3)
+    assert tier.has(b"system")
+    assert not tier.has(b"other")

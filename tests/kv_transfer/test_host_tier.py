@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from octavo.exceptions import ConfigError
 from octavo.kv_transfer.chain import TierChain
 from octavo.kv_transfer.connectors.host.mover import HostMover
 from octavo.kv_transfer.connectors.host.planner import HostTier
@@ -18,7 +20,7 @@ KEYS = st.integers(0, 7)
 class HostMachine(RuleBasedStateMachine):
     """Planner and mover together, one plan a rule; a key that is found gives its own bytes."""
 
-    @initialize(capacity=st.integers(0, 5))
+    @initialize(capacity=st.integers(1, 5))
     def start(self, capacity: int) -> None:
         self.memory = Memory()
         mover = HostMover(self.memory, capacity * BLOCK_BYTES + 7)
@@ -100,3 +102,14 @@ class HostMachine(RuleBasedStateMachine):
 
 TestHost = HostMachine.TestCase
 TestHost.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+
+
+@pytest.mark.parametrize(("size", "why"), [(0, "a KV block takes 1000 bytes"), (999, "1000 bytes"), (1 << 60, "free")])
+def test_a_tier_that_cannot_be_had_is_an_error(size: int, why: str) -> None:
+    with pytest.raises(ConfigError, match=f"swap_space.*{why}"):
+        HostMover(Memory(), size)
+
+
+def test_the_budget_is_kept_to_the_byte() -> None:
+    assert HostMover(Memory(), 5 * BLOCK_BYTES - 1).info.capacity == 4
+    assert HostMover(Memory(), 5 * BLOCK_BYTES).info.capacity == 5

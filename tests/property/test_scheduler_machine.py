@@ -52,7 +52,7 @@ def loops(draw: st.DrawFn) -> Loop:
         depth=draw(st.integers(1, 3)),
         policy=draw(st.sampled_from(POLICIES))(config),
         windows=windows,
-        tiers=draw(tiers) if windows == (None,) else None,
+        tiers=draw(tiers),
     )
 
 

@@ -11,6 +11,8 @@ the block of the group's tokens ``[row * block_size, (row + 1) * block_size)``:
 Blocks that lie before the window of a request's next token go back to the pool, their names kept: a prefix is found if
 all its blocks of full groups are there, and of each other group those that its next token sees.
 
+Tiers keep the blocks of each group by themselves; a request is swapped out with all that its next token sees, or not.
+
 Does everything else as ``KVCacheManager``, and counts as if no block ever went back early: a request that fits so will
 always fit.
 """
@@ -18,27 +20,31 @@ always fit.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from octavo.core.kv_cache.block import Block
 from octavo.core.kv_cache.block_pool import BlockPool
 from octavo.core.kv_cache.manager import NO_ROOM_NEEDED, KVCacheManager, Prefix, Room
 from octavo.core.kv_cache.prefix_index import PrefixIndex
+from octavo.core.kv_cache.swaps import Swap, block_keys
 from octavo.core.kv_cache.tier_link import TierLink
 from octavo.core.request import Request, RequestStatus
-from octavo.exceptions import ConfigError, InvariantError
+from octavo.exceptions import InvariantError
 from octavo.kv_transfer.chain import TierChain
 
 Windows = Sequence[int | None]
+Place = Block | bytes | None
+"""Where the contents of a block are: in the pool, under a key in a tier, or nowhere."""
 
 
 class _Table:
-    __slots__ = ("blocks", "first", "num_named", "private")
+    __slots__ = ("blocks", "first", "num_named", "num_offered", "private")
 
     def __init__(self, blocks: list[Block], first: list[int], num_named: int, *, private: bool = False) -> None:
         self.blocks = blocks  # row by row, a block of each group
         self.first = first  # of each group: rows before it are null
-        self.num_named = num_named  # leading rows offered to the prefix index
+        self.num_named = num_named  # leading rows offered to the prefix index,
+        self.num_offered = num_named  # and, once confirmed, to the tiers
         self.private = private  # never offer more of them
 
 
@@ -48,13 +54,19 @@ class GroupedKVCacheManager:
     __slots__ = ("_null", "_tables", "_windows", "block_size", "enable_prefix_caching", "index", "pool", "tiers")
 
     def __init__(
-        self, num_blocks: int, block_size: int, windows: Windows, *, enable_prefix_caching: bool = True
+        self,
+        num_blocks: int,
+        block_size: int,
+        windows: Windows,
+        tiers: TierChain | None = None,
+        *,
+        enable_prefix_caching: bool = True,
     ) -> None:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.index = PrefixIndex()
-        self.tiers = TierLink(TierChain(), block_size)
-        self.pool = BlockPool(num_blocks, self.index)
+        self.tiers = TierLink(tiers or TierChain(), block_size)
+        self.pool = BlockPool(num_blocks, self.index, self.tiers.evicted)
         self._null = self.pool.blocks[0]
         self._windows = tuple(windows)
         self._tables: dict[str, _Table] = {}
@@ -71,31 +83,48 @@ class GroupedKVCacheManager:
     def find_prefix(self, request: Request) -> Prefix:
         """Where the request's first tokens are already, none of those whose logits are needed.
 
-        ``blocks`` is a flat table, null where the next token sees nothing.
+        ``blocks`` is a flat table, null where the next token sees nothing and, in order, for each of ``keys``.
         """
         if request.request_id in self._tables:
             return Prefix(num_tokens=request.num_computed_tokens)
-        longest = request.num_reusable_tokens // self.block_size
-        if not self.enable_prefix_caching or longest == 0:
-            return Prefix()
-        rows: list[list[Block | None]] = []
-        runs, best = [0] * self.num_groups, 0  # rows up to here that each group has without a gap
-        for block_hash in request.hashes(self.block_size)[:longest]:
-            found = [self.index.get(_name(block_hash, group)) for group in range(self.num_groups)]
-            rows.append(found)
-            runs = [0 if block is None else run + 1 for block, run in zip(found, runs)]
+        longest = request.num_reusable_tokens // self.block_size if self.enable_prefix_caching else 0
+        hashes, can_load = request.hashes(self.block_size)[:longest], self.tiers.chain.finder()
+        rows, runs, best = [], [0] * self.num_groups, 0  # runs: rows up to here that each group has without a gap
+        for block_hash in hashes:
+            rows.append(self._places(block_hash, can_load))
+            runs = [0 if place is None else run + 1 for place, run in zip(rows[-1], runs)]
             if any(run < len(rows) and window is None for run, window in zip(runs, self._windows)):
                 break
             first = self._first_rows(len(rows) * self.block_size)
             if all(run >= len(rows) - row for run, row in zip(runs, first)):
                 best = len(rows)
-        first = self._first_rows(best * self.block_size)
-        blocks = [
-            block if block is not None and row >= first[group] else self._null
-            for row, found in enumerate(rows[:best])
-            for group, block in enumerate(found)
-        ]
-        return Prefix(blocks, best * self.block_size)
+        swap = self.tiers.swaps.of(request)
+        if swap is not None and swap.num_tokens > best * self.block_size:
+            keys = block_keys(request, swap.num_tokens, self.block_size)
+            own = [self._places(key, can_load, in_pool=i < longest) for i, key in enumerate(keys)]
+            if self._is_whole(own, swap.num_tokens):
+                return self._prefix(own, swap.num_tokens)
+        return self._prefix(rows[:best], best * self.block_size)
+
+    def _places(self, key: bytes, can_load: Callable[[bytes], bool], *, in_pool: bool = True) -> list[Place]:
+        """Where each group's block with contents ``key`` is."""
+        names = [_name(key, group) for group in range(self.num_groups)]
+        blocks = [self.index.get(name) if in_pool else None for name in names]
+        return [block or (name if can_load(name) else None) for block, name in zip(blocks, names)]
+
+    def _is_whole(self, rows: Sequence[Sequence[Place]], num_tokens: int) -> bool:
+        first = self._first_rows(num_tokens)
+        return all(row[group] is not None for group, start in enumerate(first) for row in rows[start:])
+
+    def _prefix(self, rows: Sequence[Sequence[Place]], num_tokens: int) -> Prefix:
+        """``num_tokens`` tokens that are in these places."""
+        first = self._first_rows(num_tokens)
+        seen = [place if i >= first[group] else None for i, row in enumerate(rows) for group, place in enumerate(row)]
+        blocks = [place if isinstance(place, Block) else self._null for place in seen]
+        keys = [place for place in seen if isinstance(place, bytes)]
+        first_key = next((i for i, place in enumerate(seen) if isinstance(place, bytes)), len(seen))
+        local = min(num_tokens, first_key // self.num_groups * self.block_size)
+        return Prefix(blocks, num_tokens, keys, num_tokens - local)
 
     def num_missing(self, requests: Sequence[Request]) -> int:
         """Blocks that ``requests``, which have tables, still need for all their known tokens."""
@@ -107,16 +136,31 @@ class GroupedKVCacheManager:
         if request.request_id in self._tables:
             room = self.extend(request, num_tokens)
             return room and Room(self.block_ids(request), copies=room.copies)
-        blocks, cached, _, _ = prefix
+        blocks, cached, keys, _ = prefix
         shared = self._real(blocks)
         revived = sum(block.ref_count == 0 for block in shared)
-        whole = self._num_entries(max(request.num_tokens, cached + num_tokens)) - len(blocks)
+        whole = self._num_entries(max(request.num_tokens, cached + num_tokens)) - len(blocks) + len(keys)
         if whole > self.pool.num_free - revived - reserved:
             return None
         self.pool.acquire(shared)
-        new = self._allocate(self._num_entries(cached + num_tokens) - len(blocks))
-        table = _Table([*blocks, *new], self._first_rows(cached), cached // self.block_size)
-        self._tables[request.request_id] = table
+        self.tiers.chain.used(block.block_hash for block in shared if block.block_hash is not None)
+        self.tiers.chain.pin(keys)  # what is evicted now goes to a tier, and must not push them out
+        first = self._first_rows(cached)
+        holes = [
+            i
+            for i, block in enumerate(blocks)
+            if block is self._null and i // self.num_groups >= first[i % self.num_groups]
+        ]
+        new = self._allocate(self._num_entries(cached + num_tokens) - len(blocks) + len(keys))
+        table = self._tables[request.request_id] = _Table(
+            [*blocks, *new[len(keys) :]], first, prefix.num_local // self.block_size
+        )
+        for entry, key, block in zip(holes, keys, new, strict=False):
+            table.blocks[entry] = block
+            self.tiers.chain.load(key, block.block_id)
+            self.tiers.fills(block, request)
+        self.tiers.chain.release(keys)
+        self.tiers.swaps.drop(request.request_id)
         return Room(_ids(table.blocks))
 
     def extend(self, request: Request, num_tokens: int) -> Room | None:
@@ -125,6 +169,7 @@ class GroupedKVCacheManager:
         Either way, blocks before the windows go back first.
         """
         table, start = self._tables[request.request_id], request.num_computed_tokens
+        self._offer(request, table)
         self._drop(table, min(start, request.num_confirmed_tokens))
         blocks = table.blocks
         missing = self._num_entries(start + num_tokens) - len(blocks)
@@ -146,7 +191,14 @@ class GroupedKVCacheManager:
         return Room(_ids(new))
 
     def swap_out(self, request: Request, copies: Sequence[tuple[int, int]] = ()) -> None:
-        """Nothing: there are no tiers."""
+        """As ``KVCacheManager.swap_out``; all that the next token sees, or nothing."""
+        num_tokens, blocks = request.num_confirmed_tokens, self._tables[request.request_id].blocks
+        keys, first = block_keys(request, num_tokens, self.block_size), self._first_rows(num_tokens)
+        seen = [(row, group) for row in range(len(keys)) for group in range(self.num_groups) if row >= first[group]]
+        held = [blocks[row * self.num_groups + group] for row, group in seen]
+        if self._null not in held:  # a load that has not come back was for a later token, which sees less
+            names = [_name(keys[row], group) for row, group in seen]
+            self.tiers.swap_out(request, Swap(names, num_tokens), _ids(held), copies, whole=True)
 
     def spoil(self, spoiled: Mapping[int, str]) -> set[str]:
         """See ``KVCacheManager.spoil``."""
@@ -189,6 +241,7 @@ class GroupedKVCacheManager:
         holders = [one for one in others if one.status is not running and one.holds_blocks and one is not request]
         if not self.can_gain(request, holders):
             return False
+        self.swap_out(holders[-1])
         self.free(holders[-1])
         holders[-1].hold(0)
         return True
@@ -206,9 +259,10 @@ class GroupedKVCacheManager:
     def would_fit(self, request: Request, holders: Sequence[Request], *, reserved: int = 0) -> bool:
         """See ``KVCacheManager.would_fit``."""
         held, own = self._held(holders), self._tables.get(request.request_id)
-        blocks = self.find_prefix(request).blocks if own is None else own.blocks
+        prefix = self.find_prefix(request)
+        blocks = prefix.blocks if own is None else own.blocks
         free = self.pool.num_free + sum(self.pool.blocks[i].ref_count == count for i, count in held.items())
-        missing = self._num_entries(request.num_tokens) - len(blocks)
+        missing = self._num_entries(request.num_tokens) - len(blocks) + len(prefix.keys)
         if own is not None:
             last = blocks[-self.num_groups :] if request.num_computed_tokens % self.block_size else []
             return missing + self.num_groups * any(block.ref_count > 1 for block in last) <= free
@@ -221,16 +275,27 @@ class GroupedKVCacheManager:
         in_passes = request.sampling_params.wants_prompt_logprobs
         filled = request.num_confirmed_tokens if in_passes else request.num_computed_tokens
         full = min(filled, request.num_tokens) // self.block_size
+        self._offer(request, table)
         if full <= table.num_named or table.private or not self.enable_prefix_caching:
             return
         hashes = request.hashes(self.block_size)
         for row in range(table.num_named, full):
             for group in range(self.num_groups):
                 block = table.blocks[row * self.num_groups + group]
-                if block is not self._null:
+                if block is not self._null and block.block_hash is None:
                     self.index.insert(_name(hashes[row], group), block)
                     self.tiers.fills(block, request)
         table.num_named = full
+
+    def _offer(self, request: Request, table: _Table) -> None:
+        """Tell the tiers of blocks that have a name, and whose step has come back."""
+        end = min(request.num_confirmed_tokens // self.block_size, table.num_named)
+        for row in range(table.num_offered, end):
+            for group in range(self.num_groups):
+                block = table.blocks[row * self.num_groups + group]
+                if block is not self._null:
+                    self.tiers.chain.filled(_name(request.block_hashes[row], group), block.block_id)
+        table.num_offered = max(table.num_offered, end)
 
     def sharers(self, request: Request, first_token: int) -> set[str]:
         """Ids of the other requests whose tables hold blocks of ``request`` from ``first_token``'s row on."""
@@ -245,6 +310,11 @@ class GroupedKVCacheManager:
     def free(self, request: Request, *, spoiled: bool = False) -> None:
         """See ``KVCacheManager.free``. Blocks given back before keep their names: their steps were sound."""
         table = self._tables.pop(request.request_id)
+        if spoiled:
+            groups = range(self.num_groups)
+            self.tiers.chain.forget([_name(key, group) for key in request.block_hashes for group in groups])
+        else:
+            self._offer(request, table)
         num_sound = 0 if spoiled else request.num_confirmed_tokens // self.block_size
         for block in table.blocks[num_sound * self.num_groups : table.num_named * self.num_groups]:
             self.index.remove(block)
@@ -257,6 +327,7 @@ class GroupedKVCacheManager:
     def reset_prefix_cache(self) -> None:
         """Forget all shared prefixes; running requests keep their blocks but offer them to nobody any more."""
         self.index.clear()
+        self.tiers.clear()
         for table in self._tables.values():
             table.private = True
 
@@ -296,12 +367,10 @@ KVManager = KVCacheManager | GroupedKVCacheManager
 def make_manager(
     num_blocks: int, block_size: int, windows: Windows, tiers: TierChain | None = None, *, enable_prefix_caching: bool
 ) -> KVManager:
-    """The manager of a model whose groups have these ``windows``. Raises ConfigError for tiers behind several."""
+    """The manager of a model whose groups have these ``windows``."""
     if tuple(windows) == (None,):
         return KVCacheManager(num_blocks, block_size, tiers, enable_prefix_caching=enable_prefix_caching)
-    if tiers:
-        raise ConfigError("swap_space, kv_cache_dir: this model has sliding windows, whose blocks no tier keeps")
-    return GroupedKVCacheManager(num_blocks, block_size, windows, enable_prefix_caching=enable_prefix_caching)
+    return GroupedKVCacheManager(num_blocks, block_size, windows, tiers, enable_prefix_caching=enable_prefix_caching)
 
 
 def _name(block_hash: bytes, group: int) -> bytes:

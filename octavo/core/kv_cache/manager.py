@@ -23,6 +23,7 @@ from typing import NamedTuple
 from octavo.core.kv_cache.block import Block
 from octavo.core.kv_cache.block_pool import BlockPool
 from octavo.core.kv_cache.prefix_index import PrefixIndex
+from octavo.core.kv_cache.swaps import Swap, block_keys
 from octavo.core.kv_cache.tier_link import TierLink
 from octavo.core.request import Request, RequestStatus
 from octavo.exceptions import InvariantError
@@ -90,7 +91,7 @@ class KVCacheManager:
         self.enable_prefix_caching = enable_prefix_caching
         self.index = PrefixIndex()
         self.tiers = TierLink(tiers or TierChain(), block_size)
-        self.pool = BlockPool(num_blocks, self.index, self.tiers.chain.evicted)
+        self.pool = BlockPool(num_blocks, self.index, self.tiers.evicted)
         self._tables: dict[str, _Table] = {}
 
     @property
@@ -133,6 +134,7 @@ class KVCacheManager:
             return None
         table = self._tables[request.request_id] = _Table()
         self.pool.acquire(blocks)
+        self.tiers.chain.used(request.block_hashes[: len(blocks)])
         self.tiers.chain.pin(keys)  # what is evicted now goes to a tier, and must not push them out
         table.blocks = [*blocks, *self._allocate(self._num_blocks(cached + num_tokens) - len(blocks))]
         table.num_named = table.num_offered = len(blocks)
@@ -145,8 +147,9 @@ class KVCacheManager:
 
     def swap_out(self, request: Request, copies: Sequence[tuple[int, int]] = ()) -> None:
         """See ``TierLink.swap_out``; then :meth:`free` it."""
-        block_ids = self.block_ids(request)[: self._num_blocks(request.num_confirmed_tokens)]
-        self.tiers.swap_out(request, block_ids, copies)
+        num_tokens = request.num_confirmed_tokens
+        keys = block_keys(request, num_tokens, self.block_size)
+        self.tiers.swap_out(request, Swap(keys, num_tokens), self.block_ids(request)[: len(keys)], copies)
 
     def spoil(self, spoiled: Mapping[int, str]) -> set[str]:
         """Blocks hold anything, and lose their names. Ids of the requests that hold some.
@@ -195,12 +198,14 @@ class KVCacheManager:
     def reclaim(self, request: Request, others: Iterable[Request]) -> bool:
         """Take the table of the last one of ``others`` that has one without running, for ``request`` to find room.
 
-        It is a fork, and is computed again when it runs. False, and nothing is changed, if all such would not help.
+        It is a fork, and swapped out, or computed again when it runs. False, and nothing is changed, if all such would
+        not help.
         """
         running = RequestStatus.RUNNING
         holders = [one for one in others if one.status is not running and one.holds_blocks and one is not request]
         if not self.can_gain(request, holders):
             return False
+        self.swap_out(holders[-1])
         self.free(holders[-1])
         holders[-1].hold(0)
         return True

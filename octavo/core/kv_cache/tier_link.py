@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 
 from octavo.core.kv_cache.block import Block
-from octavo.core.kv_cache.swaps import Swaps
+from octavo.core.kv_cache.swaps import Swap, Swaps
 from octavo.core.request import Request
 from octavo.kv_transfer.chain import TierChain
 from octavo.messages import KVMove, KVTierStats, ModelRunnerOutput, SchedulerOutput
@@ -38,16 +38,31 @@ class TierLink:
             for block in blocks:
                 step.pop(block.block_id, None)
 
-    def swap_out(self, request: Request, block_ids: Sequence[int], copies: Sequence[tuple[int, int]]) -> None:
-        """Keep what ``request``, which is being preempted, has in ``block_ids``, if a tier does that.
+    def evicted(self, key: bytes, block_id: int) -> None:
+        """The pool gives up a block. One that a step in flight fills goes to no tier: if that fails, nobody is told."""
+        if not any(block_id in step for step in (self._filling, *self._in_flight.values())):
+            self.chain.evicted(key, block_id)
 
+    def swap_out(
+        self,
+        request: Request,
+        wanted: Swap,
+        block_ids: Sequence[int],
+        copies: Sequence[tuple[int, int]],
+        *,
+        whole: bool = False,
+    ) -> None:
+        """Keep the ``block_ids`` of ``request``, which gives them up, as ``wanted``, if a tier does that.
+
+        If there is no room for all, then for as many as there is room, or for none where only the ``whole`` is of use.
         ``copies``: those of its part of the step that is being planned, which will not be made. Blocks that steps in
         flight fill for others are not kept: should these fail, nobody would be left to tell.
         """
         sources = {destination: source for source, destination in copies}
         unsure = {block_id for step in self._in_flight.values() for block_id in step}
-        sound = takewhile(lambda block_id: block_id not in unsure, block_ids)
-        self.swaps.keep(request, [sources.get(block_id, block_id) for block_id in sound])
+        sound = list(takewhile(lambda block_id: block_id not in unsure, block_ids))
+        if not whole or len(sound) == len(block_ids):
+            self.swaps.keep(request, wanted, [sources.get(block_id, block_id) for block_id in sound], whole=whole)
 
     def take_moves(self, step_id: int) -> list[KVMove]:
         """The plan of step ``step_id`` is made; its moves between pool and tiers. It is to be settled or voided."""

@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import os
 import re
+import stat
 import struct
 import zlib
 from pathlib import Path
@@ -21,7 +22,8 @@ from octavo.kv_transfer.base import ByteArray
 
 _MAGIC = b"octavoK1"  # another layout of files is another magic
 _HEAD = struct.Struct("<8s32s32sQII")
-_NAME = re.compile(r"([0-9a-f]{64,128})\.kv")
+_NAME = re.compile(r"((?:[0-9a-f]{2}){32,64})\.kv")
+_PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK  # a link may lead anywhere, and a pipe would keep who opens it waiting
 
 
 class BlockFiles:
@@ -36,7 +38,7 @@ class BlockFiles:
         path = self._path(key)
         partial = path.with_suffix(".partial")
         try:
-            fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _PLAIN, 0o600)
             try:
                 parts = [memoryview(self._head(key, zlib.crc32(data.data))), data.data]
                 while parts:
@@ -49,7 +51,8 @@ class BlockFiles:
                 os.close(fd)
             partial.rename(path)
         except OSError:
-            partial.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
             raise
 
     def read(self, key: bytes, out: ByteArray) -> None:
@@ -58,16 +61,20 @@ class BlockFiles:
         Raises OSError or ValueError, and leaves anything in ``out``.
         """
         path = self._path(key)
-        with path.open("rb", buffering=0) as file:
+        fd = os.open(path, os.O_RDONLY | _PLAIN)
+        try:
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode) or found.st_size != len(out):
+                raise ValueError(f"{path} is no file, or has another length")
             count = 0
-            while part := file.readinto(out.data[count:]):
+            while part := os.readv(fd, [out.data[count:]]):
                 count += part
-            if count != len(out) or os.fstat(file.fileno()).st_size != len(out):
-                raise ValueError(f"{path} has another length")
-        if bytes(out[: _HEAD.size]) != self._head(key, zlib.crc32(out.data[_HEAD.size :])):
-            raise ValueError(f"{path} is damaged, or of something else")
-        with contextlib.suppress(OSError):
-            os.utime(path)
+            if count != len(out) or bytes(out[: _HEAD.size]) != self._head(key, zlib.crc32(out.data[_HEAD.size :])):
+                raise ValueError(f"{path} is damaged, or of something else")
+            with contextlib.suppress(OSError):
+                os.utime(fd)
+        finally:
+            os.close(fd)
 
     def block(self, out: ByteArray) -> ByteArray:
         """The block in what :meth:`read` filled."""
@@ -87,15 +94,16 @@ class BlockFiles:
         return start + zlib.crc32(start).to_bytes(4, "little")
 
 
-def listed(folder: Path) -> list[tuple[float, int, bytes, Path]]:
-    """The block files of a folder, least recently used first: time, bytes, key, path."""
+def listed(folder: Path) -> list[tuple[float, int, bytes, str]]:
+    """The block files of a folder, least recently used first: time, bytes (0: no regular file), key, path."""
     found = []
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if match := _NAME.fullmatch(entry.name):
                 with contextlib.suppress(OSError):
-                    stat = entry.stat(follow_symlinks=False)
-                    found.append((stat.st_mtime, stat.st_size, bytes.fromhex(match[1]), Path(entry.path)))
+                    state = entry.stat(follow_symlinks=False)
+                    length = state.st_size if stat.S_ISREG(state.st_mode) else 0
+                    found.append((state.st_mtime, length, bytes.fromhex(match[1]), entry.path))
     return sorted(found)
 
 

@@ -5,7 +5,7 @@
 
 The step waits for loads, which are reads; stores are copied, and written by a thread of their own. What that thread is
 too slow for is dropped: a block less in the cache, never a step that stalls. A disk that takes no more costs one line
-in the log, and the tier stores nothing from then on.
+in the log, and is tried again after a while.
 """
 
 from __future__ import annotations
@@ -34,12 +34,14 @@ logger = logging.getLogger(__name__)
 QUEUE_BYTES = 128 << 20  # most bytes that wait to be written
 LEAST_QUEUED = 8  # blocks that may wait, however large they are
 CLOSE_SECONDS = 3.0  # for what waits when the engine shuts down
+PAUSE_SECONDS = 30.0  # after a write that failed, nothing is written for so long
+LOCK_SECONDS = 0.25  # for a process that only looks at the lock
 
 
 class DiskMover:
     """See ``TierMover``. ``size``: most bytes of all files in ``folder``, those of other identities included.
 
-    Raises ConfigError if the folder cannot be made or read.
+    Raises ConfigError if the folder cannot be made or read, or ``size`` is less than a block takes.
     """
 
     def __init__(self, memory: BlockMemory, identity: str, *, folder: str, size: int) -> None:
@@ -47,15 +49,17 @@ class DiskMover:
         digest = hashlib.sha256(identity.encode()).digest()
         home = Path(folder).expanduser() / digest.hex()[:32]
         self._files = BlockFiles(home, digest, memory.block_bytes)
+        least = self._files.file_bytes
+        if size < least:
+            raise ConfigError(f"kv_cache_dir_size = {size}: a KV block of this model takes {least} bytes")
         try:
             home.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = os.open(home / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            self.info = self._open(size, writable=_lock(self._lock, LOCK_SECONDS))
         except OSError as error:
             raise ConfigError(f"kv_cache_dir = {folder!r}: {error.strerror}: {error.filename}") from error
-        writable = _lock(self._lock)
-        if not writable:
+        if not self.info.writable:
             logger.warning("%s: another process writes here; this one only reads", home)
-        self.info = self._open(size, writable)
         self._buffer = np.empty(self._files.file_bytes, np.uint8)
         self._failed: list[tuple[bytes, int]] = []
         self._ends: deque[tuple[bytes, bool]] = deque()  # of stores: key, kept or not; appended by the writer
@@ -64,7 +68,8 @@ class DiskMover:
         self._written = 0  # and done with; the writer's own number
         self._loaded = 0
         self._seconds = 0.0
-        self._quiet = False
+        self._resume = 0.0  # time; until then, nothing is written
+        self._failing = False
         self._deadline: float | None = None
         self._tasks: SimpleQueue[tuple[bytes, ByteArray | None] | None] = SimpleQueue()
         self._writer = threading.Thread(target=self._write, name="octavo-kv-disk", daemon=True)
@@ -112,7 +117,7 @@ class DiskMover:
             return
         if move.kind == "drop":
             self._tasks.put((move.key, None))
-        elif self._quiet or self._queued - self._written >= self._most_queued:
+        elif time.monotonic() < self._resume or self._queued - self._written >= self._most_queued:
             self._ends.append((move.key, False))
         else:
             data = np.empty((1, self._memory.block_bytes), np.uint8)
@@ -158,23 +163,32 @@ class DiskMover:
                 self._written += 1
 
     def _keep(self, key: bytes, data: ByteArray) -> bool:
-        if self._quiet:
+        if time.monotonic() < self._resume:
             return False
         try:
             self._files.write(key, data)
         except OSError as error:
-            self._quiet = True
-            logger.warning("%s: nothing more is stored there: %s", self._files.folder, error)
-        return not self._quiet
+            self._resume = time.monotonic() + PAUSE_SECONDS
+            if not self._failing:
+                logger.warning("%s takes no KV blocks: %s", self._files.folder, error)
+            self._failing = True
+            return False
+        self._failing = False
+        return True
 
 
-def _lock(fd: int) -> bool:
-    """Whether this process is now the only one that holds the lock."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+def _lock(fd: int, patience: float = 0.0) -> bool:
+    """Whether this process is now the only one that holds the lock, after ``patience`` seconds at the latest."""
+    end = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if time.monotonic() >= end:
+                return False
+            time.sleep(0.02)
+        else:
+            return True
 
 
 def _shrink_others(home: Path, most: int) -> int:
@@ -196,7 +210,7 @@ def _shrink_others(home: Path, most: int) -> int:
         if total <= most:
             break
         with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
+            os.unlink(path)
             total -= length
     return total
 

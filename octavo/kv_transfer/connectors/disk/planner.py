@@ -7,6 +7,7 @@ is being written cannot be loaded yet.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Iterable
 
 from octavo.kv_transfer.base import Emit
 from octavo.messages import KVMove, KVTierInfo, KVTierReport
@@ -33,6 +34,10 @@ class DiskTier:
     def load(self, key: bytes, block_id: int) -> None:
         self._kept.move_to_end(key)
         self._emit(KVMove(self.name, "load", key, block_id))
+
+    def used(self, key: bytes) -> None:
+        if key in self._kept:
+            self._kept.move_to_end(key)
 
     def filled(self, key: bytes, block_id: int) -> None:
         self._store(key, block_id)
@@ -61,10 +66,17 @@ class DiskTier:
         for key in list(self._kept):
             self.forget(key)
 
+    def void(self, keys: Iterable[bytes]) -> None:
+        """Ends of stores may have been lost too: forget all that is not known to be there."""
+        for key in [key for key, is_kept in self._kept.items() if not is_kept]:
+            self.forget(key)
+
     def settle(self, report: KVTierReport) -> None:
         for key in report.kept:
             if key in self._kept:
                 self._kept[key] = True
+            else:  # forgotten, and given up for lost by an earlier store of it that was
+                self._emit(KVMove(self.name, "drop", key))
         for key in report.lost:
             if self._kept.get(key) is False:
                 del self._kept[key]

@@ -6,6 +6,7 @@ Blocks come when the pool evicts them, or when a preempted request gives them up
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 
 from octavo.kv_transfer.base import Emit
 from octavo.messages import KVMove, KVTierInfo, KVTierReport
@@ -33,6 +34,10 @@ class HostTier:
     def load(self, key: bytes, block_id: int) -> None:
         self._slots.move_to_end(key)
         self._emit(KVMove(self.name, "load", key, block_id, self._slots[key]))
+
+    def used(self, key: bytes) -> None:
+        if key in self._slots:
+            self._slots.move_to_end(key)
 
     def filled(self, key: bytes, block_id: int) -> None:
         """Nothing: the pool has it."""
@@ -64,6 +69,10 @@ class HostTier:
 
     def clear(self) -> None:
         for key in list(self._slots):
+            self.forget(key)
+
+    def void(self, keys: Iterable[bytes]) -> None:
+        for key in keys:
             self.forget(key)
 
     def settle(self, report: KVTierReport) -> None:
