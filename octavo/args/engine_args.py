@@ -1,9 +1,9 @@
 """Flags and keyword arguments, generated from the fields of the config dataclasses.
 
 A field's metadata says how it becomes a flag: ``help``, ``positional``, ``size`` (bytes, "2GiB"), ``tokens`` ("32k"),
-``json`` (an object), ``env`` (a variable read when the flag is absent). A tuple's flag may be repeated. Defaults stay
-in the dataclasses: an absent flag is simply not passed on. Knows nothing of files, hardware or models; see
-``resolve.py`` for those.
+``json`` (an object, of a dataclass's fields where the field's type is one), ``env`` (a variable read when the flag is
+absent). A tuple's flag may be repeated. Defaults stay in the dataclasses: an absent flag is simply not passed on. Knows
+nothing of files, hardware or models; see ``resolve.py`` for those.
 """
 
 from __future__ import annotations
@@ -185,7 +185,9 @@ def _check_kind(field: dataclasses.Field[Any], annotation: Any, value: Any) -> A
     if isinstance(value, str) and field.metadata.get("tokens"):
         return parse_tokens(value)
     if isinstance(value, str) and field.metadata.get("json"):
-        return parse_json(value)
+        value = parse_json(value)
+    if isinstance(value, dict) and dataclasses.is_dataclass(kind):
+        return _from_object(field.name, kind, value)
     if get_origin(kind) is tuple and isinstance(value, list):
         return tuple(value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
@@ -198,6 +200,22 @@ def _check_kind(field: dataclasses.Field[Any], annotation: Any, value: Any) -> A
     if not ok:
         raise ConfigError(f"{field.name} = {value!r}: must be {expected}")
     return value
+
+
+def _from_object(name: str, kind: Any, values: Mapping[str, Any]) -> Any:
+    """The dataclass ``kind`` from a JSON object. Raises ConfigError naming ``name`` and the key that is wrong."""
+    known = {field.name: field for field in dataclasses.fields(kind)}
+    for key in values:
+        if key not in known:
+            raise ConfigError(f"{name} has no key {key!r}; known are {', '.join(known)}")
+    missing = [key for key, field in known.items() if field.default is dataclasses.MISSING and key not in values]
+    if missing:
+        raise ConfigError(f"{name} lacks {' and '.join(missing)}")
+    hints = get_type_hints(kind)
+    try:
+        return kind(**{key: _check_kind(known[key], hints[key], value) for key, value in values.items()})
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from error
 
 
 def _build(config: type, values: Mapping[str, Any]) -> Any:

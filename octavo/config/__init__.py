@@ -14,6 +14,7 @@ from octavo.config.engine import (
     QueueConfig,
     SamplingConfig,
     SchedulerConfig,
+    SpeculativeConfig,
     StructuredOutputsConfig,
     SupervisorConfig,
 )
@@ -27,6 +28,7 @@ __all__ += [
     "SamplingConfig",
     "SchedulerConfig",
     "ServerConfig",
+    "SpeculativeConfig",
     "StructuredOutputsConfig",
     "SupervisorConfig",
 ]

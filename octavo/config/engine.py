@@ -10,10 +10,13 @@ from octavo.exceptions import ConfigError
 MAX_TOKENS = 2**31 - 1  # of a context, and of a step
 MAX_SECONDS = 1e6  # of any time-out
 MAX_SAMPLES = 16384  # of one prompt
+MAX_SPECULATIVE_TOKENS = 64
+DEFAULT_LOOKUP, MAX_LOOKUP = 5, 64  # tokens of an n-gram
 
 KVCacheDtype = Literal["auto", "bf16", "bfloat16", "int8", "fp8", "fp8_e4m3", "fp8_e5m2"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 SchedulingPolicy = Literal["fcfs", "priority", "fair"]
+SpeculativeMethod = Literal["ngram"]
 
 
 def option(default: Any, help: str, **meta: Any) -> Any:
@@ -97,6 +100,37 @@ class CacheConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SpeculativeConfig:
+    """What proposes tokens ahead of the model: the object of ``--speculative-config``, in vLLM's names.
+
+    ``ngram`` proposes what followed the last tokens where they came before: the longest run of
+    ``prompt_lookup_min..prompt_lookup_max`` of them that did. One without the other is both; without any, both are 5.
+    """
+
+    method: SpeculativeMethod
+    num_speculative_tokens: int  # most tokens ahead
+    prompt_lookup_min: int | None = None
+    prompt_lookup_max: int | None = None
+
+    def __post_init__(self) -> None:
+        known = get_args(SpeculativeMethod)
+        _require(self.method in known, "method", self.method, f"{' or '.join(known)} (there is no other method)")
+        count, most = self.num_speculative_tokens, MAX_SPECULATIVE_TOKENS
+        _require(1 <= count <= most, "num_speculative_tokens", count, f"1..{most}")
+        shortest, longest = self.lookup
+        _require(1 <= longest <= MAX_LOOKUP, "prompt_lookup_max", longest, f"1..{MAX_LOOKUP}")
+        _require(1 <= shortest <= longest, "prompt_lookup_min", shortest, f"1..{longest} (prompt_lookup_max)")
+
+    @property
+    def lookup(self) -> tuple[int, int]:
+        """``prompt_lookup_min`` and ``prompt_lookup_max``, filled in."""
+        shortest, longest = self.prompt_lookup_min, self.prompt_lookup_max
+        if shortest is None:
+            shortest = DEFAULT_LOOKUP if longest is None else longest
+        return shortest, shortest if longest is None else longest
+
+
+@dataclass(frozen=True, kw_only=True)
 class SchedulerConfig:
     """How a step is put together."""
 
@@ -117,6 +151,12 @@ class SchedulerConfig:
         0.0, "seconds of age that are worth one level of priority, so that nobody waits for ever (0: never)"
     )
     pipeline_depth: int = option(1, "steps in flight: 2 schedules the next one while this one computes")
+    speculative_config: SpeculativeConfig | None = option(
+        None,
+        "tokens to propose ahead and check in one step, as JSON, e.g. "
+        '\'{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 5}\'',
+        json=True,
+    )
 
     def __post_init__(self) -> None:
         _require(1 <= self.max_num_seqs <= MAX_TOKENS, "max_num_seqs", self.max_num_seqs, f"1..{MAX_TOKENS}")
@@ -130,7 +170,10 @@ class SchedulerConfig:
         _require(policy in known, "scheduling_policy", policy, f"one of {', '.join(known)}")
         ageing = self.priority_ageing
         _require(0 <= ageing <= MAX_SECONDS, "priority_ageing", ageing, f"0..{MAX_SECONDS:g}")
-        _require(1 <= self.pipeline_depth <= 4, "pipeline_depth", self.pipeline_depth, "1..4")
+        depth = self.pipeline_depth
+        _require(1 <= depth <= 4, "pipeline_depth", depth, "1..4")
+        rule = "1 with speculative_config, since a step begins behind the tokens that the one before it accepted"
+        _require(depth == 1 or self.speculative_config is None, "pipeline_depth", depth, rule)
         _require(
             0 <= self.long_prefill_token_threshold <= MAX_TOKENS,
             "long_prefill_token_threshold",

@@ -43,6 +43,6 @@ def check_books(
     for request in [*running, *waiting]:
         if request.num_tokens + request.num_placeholders > request.limit:
             raise InvariantError(f"{request.request_id} has grown beyond its limit of {request.limit} tokens")
-    pending = sum(entry.samples and entry.is_valid for entry in in_flight)
+    pending = sum(1 + len(entry.draft_token_ids) for entry in in_flight if entry.samples and entry.is_valid)
     if pending != sum(request.num_placeholders for request in running):
         raise InvariantError(f"{pending} tokens are being sampled, but requests wait for another number")

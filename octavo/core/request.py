@@ -4,8 +4,8 @@ Lengths, in tokens (their order is an invariant):
 
     0 ... num_computed_tokens ... num_tokens ... num_tokens + num_placeholders ... limit
     |  KV is, or by the plans    | known ids    | sampled by steps in flight,    | ends here with
-    |  sent so far will be,      |              | ids not here yet               | reason "length"
-    |  in the blocks
+    |  sent so far will be,      |              | ids not here yet (with drafts: | reason "length"
+    |  in the blocks             |              | at most so many)               |
 
 ``num_confirmed_tokens <= num_computed_tokens``: those whose steps have come back without an error.
 (``num_computed_tokens`` may pass ``num_tokens``: a step in flight computes the KV of a token still being sampled.)
@@ -18,6 +18,7 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from octavo.core.drafts import Drafts
 from octavo.core.kv_cache.hashing import Extra, hash_block
 from octavo.core.repetition import repetition_detector
 from octavo.messages import (
@@ -60,12 +61,14 @@ class Request:
         "_repetition",
         "_told_times",
         "block_hashes",
+        "drafts",
         "epoch",
         "family",
         "limit",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_confirmed_tokens",
+        "num_drafts",
         "num_external_tokens",
         "num_placeholders",
         "num_preemptions",
@@ -96,6 +99,8 @@ class Request:
         self.num_computed_tokens = 0
         self.num_confirmed_tokens = 0
         self.num_placeholders = 0
+        self.drafts = Drafts()
+        self.num_drafts = 0  # tried by the step in flight
         self.num_preemptions = 0
         self.num_prompt_logprobs = 0  # scored positions of the prompt already sent to the front end
         self.num_cached_tokens = 0  # when its first step that came back was planned,
@@ -117,9 +122,17 @@ class Request:
 
     @property
     def num_wanted(self) -> int:
-        """Tokens that could be computed now; 0 while steps in flight already hold its last token."""
+        """Tokens that could be computed now, drafts not counted.
+
+        0 while steps in flight already hold its last token, or will tell how many of its drafts are right.
+        """
         end = len(self.token_ids) + self.num_placeholders
-        return end - self.num_computed_tokens if end < self.limit else 0
+        return end - self.num_computed_tokens if end < self.limit and not self.num_drafts else 0
+
+    @property
+    def num_covered_tokens(self) -> int:
+        """Tokens that its blocks were taken for: more than are computed, where drafts were wrong."""
+        return max(self.num_computed_tokens, self.drafts.reach)
 
     @property
     def next_scored_position(self) -> int:
@@ -168,6 +181,20 @@ class Request:
         if samples:
             self.num_placeholders += 1
         return samples
+
+    def speculate(self, num_drafts: int) -> None:
+        """The step planned last computes so many drafts too, and samples up to so many tokens more."""
+        self.num_drafts = num_drafts
+        self.num_placeholders += num_drafts
+        self.num_computed_tokens += num_drafts
+        self.drafts.reach = max(self.drafts.reach, self.num_computed_tokens)
+
+    def retract(self, num_wrong: int) -> None:
+        """The step that tried drafts is back; so many of them were wrong, and what is computed of them is void."""
+        self.num_placeholders -= self.num_drafts
+        self.num_drafts = 0
+        self.num_computed_tokens -= num_wrong
+        self.num_confirmed_tokens -= num_wrong
 
     def start(self, num_cached_tokens: int, now: float, *, num_external: int = 0) -> None:
         """Enter the running set with ``num_cached_tokens`` in its blocks, the last ``num_external`` by this step."""
@@ -220,6 +247,8 @@ class Request:
         self.epoch += 1
         self.hold(0)
         self.num_placeholders = 0
+        self.num_drafts = 0
+        self.drafts.clear()
 
     def append(self, token_id: int) -> tuple[FinishReason, int | str | None] | None:
         """Add a sampled token; the reason, and the stop token or what else stopped it, if it ends the request."""

@@ -30,6 +30,7 @@ from octavo.core.kv_cache.manager import Room
 from octavo.core.policy import POLICIES, Policy
 from octavo.core.request import Request, RequestStatus
 from octavo.core.request_book import RequestBook
+from octavo.core.speculation import judge_drafts, plan_drafts
 from octavo.core.stats import SchedulerCounters
 from octavo.core.step import Scheduled, StepBuilder
 from octavo.exceptions import ConfigError, InvariantError
@@ -106,7 +107,7 @@ class Scheduler:
         Running requests come first, in the policy's order; each gets what it wants, but one token of the budget is kept
         for each request behind it, so none that can run is skipped. When blocks run out, the policy's victim gives way,
         perhaps one that was planned a moment ago. If nobody had to, waiting requests may start. Those that the policy
-        puts before the running ones start first of all.
+        puts before the running ones start first of all. Drafts get what is left.
         """
         step = StepBuilder(self._next_step_id, self._config.step_tokens)
         self._next_step_id += 1
@@ -129,6 +130,7 @@ class Scheduler:
 
         if step.num_preempted == 0:
             self._start(step)
+        plan_drafts(step, self._kv, self._policy)
 
         plan = step.build(self._book.take_finished_ids(), self._kv.tiers.take_moves(step.step_id))
         if plan.num_scheduled_tokens:
@@ -297,6 +299,7 @@ class Scheduler:
 
         request.num_placeholders -= 1
         self._doubts.clear(request)
+        judge_drafts(entry, result, self._policy, self._counters)
         if request.family is not SOLO:
             return self._book.grow(request, request.family.advance(request, result, prompt_logprobs))
         output = request.take(result, prompt_logprobs)

@@ -19,7 +19,7 @@ from octavo.messages import (
 class Scheduled:
     """One request in one step: positions ``start .. start + num_tokens`` and whether the next token is sampled."""
 
-    __slots__ = ("epoch", "is_new", "num_tokens", "request", "room", "samples", "start")
+    __slots__ = ("draft_token_ids", "epoch", "is_new", "num_tokens", "request", "room", "samples", "start")
 
     def __init__(self, request: Request, num_tokens: int, room: Room, is_new: bool) -> None:
         self.request = request
@@ -29,6 +29,7 @@ class Scheduled:
         self.room = room  # its block_ids: the whole table of a new request, else only what was added
         self.is_new = is_new
         self.samples = request.advance(num_tokens)
+        self.draft_token_ids: Sequence[int] = ()  # the last of the positions, if it tries any
 
     @property
     def end(self) -> int:
@@ -80,6 +81,18 @@ class StepBuilder:
         self._scheduled[request.request_id] = Scheduled(request, num_tokens, room, is_new)
         self.tokens_left -= num_tokens
 
+    def speculate(self, entry: Scheduled, draft_token_ids: Sequence[int], room: Room) -> None:
+        """Plan drafts (1 .. tokens_left of them) behind the last known token of ``entry``, which is in the plan.
+
+        ``room``: new blocks for them, if any.
+        """
+        count = len(draft_token_ids)
+        entry.request.speculate(count)
+        entry.draft_token_ids = draft_token_ids
+        entry.num_tokens += count
+        entry.room = entry.room._replace(block_ids=[*entry.room.block_ids, *room.block_ids])
+        self.tokens_left -= count
+
     def undo(self, victim: Request) -> Room:
         """``victim`` is being preempted: as :meth:`remove`, and counted."""
         self.num_preempted += 1
@@ -122,6 +135,11 @@ class StepBuilder:
             finished_request_ids=finished_request_ids,
             kv_moves=list(kv_moves),
             block_copies=copies,
+            draft_token_ids={
+                request_id: list(entry.draft_token_ids)
+                for request_id, entry in self._scheduled.items()
+                if entry.draft_token_ids
+            },
         )
 
 

@@ -18,10 +18,14 @@ from octavo.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class DetokenizerUpdate:
-    """``delta``: text to show now; ``stop_string``: the one that was just completed (the text is final then)."""
+    """``delta``: text to show now; ``stop_string``: the one that was just completed (the text is final then).
+
+    ``num_tokens``: how many of the tokens were taken in; those behind a stop string were not.
+    """
 
     delta: str
     stop_string: str | None
+    num_tokens: int = 0
 
 
 class IncrementalDetokenizer:
@@ -73,6 +77,7 @@ class IncrementalDetokenizer:
         """
         if self._closed or not self._enabled:
             return DetokenizerUpdate("", None)
+        before = self._num_tokens
         for token_id in new_token_ids:
             self._num_tokens += 1
             if token_id in self._hidden:
@@ -84,7 +89,7 @@ class IncrementalDetokenizer:
         if finished and self._stop_string is None:
             self._append(self._decoder.decode(b"", final=True))
         self._closed = finished or self._stop_string is not None
-        return DetokenizerUpdate(self._show(), self._stop_string)
+        return DetokenizerUpdate(self._show(), self._stop_string, self._num_tokens - before)
 
     def _append(self, piece: str) -> None:
         if self._strip and piece:

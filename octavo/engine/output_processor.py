@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from octavo.engine.detokenizer import IncrementalDetokenizer
 from octavo.engine.fault_log import tell
 from octavo.engine.outputs import CompletionOutput, FlatLogprobs, Logprob, PromptLogprobs, RequestMetrics
@@ -145,19 +147,14 @@ class OutputProcessor:
     # ---- one output of one sequence
 
     def _apply(self, sample: Sample, output: EngineCoreOutput, timestamp: float, processed: Processed) -> None:
-        new_ids = output.new_token_ids
-        self._note_times(sample, output, timestamp, processed.iteration)
-        self._take_logprobs(sample, output)
-        sample.token_ids += new_ids
         reason, stop_reason, fault = output.finish_reason, output.stop_reason, None
         if reason == FinishReason.ERROR:
             fault = output.error or RequestFault("internal error")
             stop_reason = self._tell(sample, fault)
-        sample.num_unsent += len(new_ids)
         if sample.detokenizer is not None:
-            shown = new_ids
+            shown = output.new_token_ids
             if reason == FinishReason.STOP and not sample.request.sampling_params.include_stop_str_in_output:
-                shown = new_ids[:-1]  # the EOS or stop token ends the text and is no part of it
+                shown = shown[:-1]  # the EOS or stop token ends the text and is no part of it
             update = sample.detokenizer.update(shown, reason is not None)
             if sample.parent.kind == RequestOutputKind.DELTA:
                 sample.unsent.append(update.delta)
@@ -165,6 +162,11 @@ class OutputProcessor:
                 if reason is None:
                     processed.abort_ids.append(output.request_id)
                 reason, stop_reason = FinishReason.STOP, update.stop_string
+                output = _cut(output, update.num_tokens)
+        self._note_times(sample, output, timestamp, processed.iteration)
+        self._take_logprobs(sample, output)
+        sample.token_ids += output.new_token_ids
+        sample.num_unsent += len(output.new_token_ids)
         if reason is not None:
             self._end(sample, reason, stop_reason, processed.iteration, fault)
         elif sample.due and sample.parent.wants(finished=False):
@@ -275,6 +277,16 @@ class OutputProcessor:
         else:
             iteration.inter_token_seconds.append(now - metrics.last_token_time)
         metrics.last_token_time = now
+
+
+def _cut(output: EngineCoreOutput, num_tokens: int) -> EngineCoreOutput:
+    """``output`` with only its first ``num_tokens`` tokens."""
+    logprobs = output.new_logprobs
+    return msgspec.structs.replace(
+        output,
+        new_token_ids=output.new_token_ids[:num_tokens],
+        new_logprobs=logprobs[:num_tokens] if logprobs is not None else None,
+    )
 
 
 def _new_logprobs(params: SamplingParams) -> list[dict[int, Logprob]] | FlatLogprobs:

@@ -97,13 +97,19 @@ def _engine(model: str, **settings: Any) -> Iterator[LLMEngine]:
 
 def run_cases(engine: LLMEngine, cases: Sequence[Case]) -> list[RequestOutput]:
     """All ``cases`` at once; their outputs in order."""
+    return _run_counted(engine, cases)[0]
+
+
+def _run_counted(engine: LLMEngine, cases: Sequence[Case]) -> tuple[list[RequestOutput], int]:
+    """The outputs, and how many steps they took."""
     for number, case in enumerate(cases):
         engine.add_request(case.prompt, case.params, request_id=str(number))
-    outputs = {}
+    outputs, steps = {}, 0
     while engine.has_unfinished():
         outputs.update({output.request_id: output for output in engine.step()})
+        steps += 1
     engine.settle()
-    return [outputs[str(number)] for number in range(len(cases))]
+    return [outputs[str(number)] for number in range(len(cases))], steps
 
 
 def difference(expected: RequestOutput, got: RequestOutput) -> str | None:
@@ -161,6 +167,24 @@ def make_growing_cases(tokenizer: Tokenizer, block_size: int, *, quick: bool) ->
     return [Case(ids[7 * number :][: block_size - 2], kinds[number % 4]) for number in range(count)]
 
 
+def make_repeating_cases(tokenizer: Tokenizer) -> list[Case]:
+    """Requests whose prompts repeat themselves, so that what comes next can be guessed: greedy, penalised and drawn."""
+    ids = tokenizer.encode(TEXT, add_special_tokens=False)
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 0.5, "seed": 3, "n": 2},
+        {"temperature": 0.0, "repetition_penalty": 1.05, "frequency_penalty": 0.1},
+    ]
+    common: dict[str, Any] = {"max_tokens": 24, "ignore_eos": True, "logprobs": 2}
+    kind = RequestOutputKind.FINAL_ONLY
+    return [
+        Case(
+            ids[number : number + 12 + 5 * number] * 4, SamplingParams(**common, **kinds[number % 3], output_kind=kind)
+        )
+        for number in range(6)
+    ]
+
+
 def verify_model(
     model: str,
     *,
@@ -169,7 +193,7 @@ def verify_model(
     kv_cache_dtype: str = "auto",
     cache_dir: str | None = None,
 ) -> list[VerifyResult]:
-    """Run the same requests alone, together, in chunks, cached, preempted, restarted, on other threads; compare bits.
+    """Run the same requests alone, together, cut up, cached, preempted, restarted, speculating, threaded; compare bits.
 
     ``report`` gets a line as each way is done. Raises ModelError if the model cannot be loaded.
     """
@@ -194,6 +218,8 @@ def verify_model(
         )
         growing = make_growing_cases(engine.tokenizer, engine.info.block_size, quick=quick)
         grown = [run_cases(engine, [case])[0] for case in growing]
+        repeating = make_repeating_cases(engine.tokenizer)
+        repeated = [_run_counted(engine, [case]) for case in repeating]
         block_bytes = engine.info.kv_cache_bytes // engine.info.num_blocks
         num_groups = engine.info.num_kv_groups
     for chunk in (7, 64):
@@ -207,6 +233,8 @@ def verify_model(
     swapping = partial(open_engine, preemption_mode="swap", swap_space=0.25)
     settle(_preemption_result("preemption, swapped", swapping, growing, grown, block_bytes, num_groups))
     settle(_restart_result(open_engine, cases, expected))
+    for result in _speculation_results(open_engine, repeating, repeated):
+        settle(result)
     for threads in (1, 2):
         with open_engine(threads=threads) as engine:
             settle(_compare(f"threads: {threads}", expected, run_cases(engine, cases), "in the batch"))
@@ -221,6 +249,25 @@ def _cache_results(open_engine: OpenEngine, cases: list[Case], expected: list[Re
             yield _compare(name, expected, got, f"{cached} prompt tokens came from the cache")
     if cached == 0:
         yield VerifyResult("prefix cache was used", False, "no prompt token ever came from the cache", len(cases), 0)
+
+
+def _speculation_results(
+    open_engine: OpenEngine, cases: list[Case], expected: list[tuple[list[RequestOutput], int]]
+) -> Iterator[VerifyResult]:
+    """All cases with drafts of five tokens, alone, then together. ``expected``: of each, outputs and steps without."""
+    speculative = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 1, "prompt_lookup_max": 4}
+    with open_engine(speculative_config=speculative, enable_prefix_caching=True) as engine:
+        alone = [_run_counted(engine, [case]) for case in cases]
+        together = run_cases(engine, cases)
+    outputs = [output for one, _ in expected for output in one]
+    saved = sum(steps for _, steps in expected) - sum(steps for _, steps in alone)
+    name = "speculation, alone"
+    got = [output for one, _ in alone for output in one]
+    result = _compare(name, outputs, got, f"{saved} steps saved by what was guessed right")
+    if result.equal and saved <= 0:
+        result = VerifyResult(name, False, "no guess was right, so nothing is proved", len(cases), result.num_tokens)
+    yield result
+    yield _compare("speculation, together", outputs, together, "in one batch, behind cached prompts")
 
 
 def _restart_result(open_engine: OpenEngine, cases: list[Case], expected: list[RequestOutput]) -> VerifyResult:

@@ -107,6 +107,9 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     iteration_tokens: int = 0  # tokens computed in this step
     step_seconds: float = 0.0
     num_deferred: int = 0  # of the waiting, found to lack something of their own (a grammar) when last looked at
+    num_drafts_delta: int = 0  # times that drafts of a request were tried
+    num_draft_tokens_delta: int = 0
+    accepted_per_position_delta: list[int] = []  # [i]: drafts whose token i (from 0) was right, and all before it
     admitted_ids: list[str] = []  # requests that left the queue for the first time, since the previous message
 
 

@@ -5,6 +5,13 @@ token positions of one request in one step:
     0 ......... num_computed_tokens ......... num_tokens
     |  KV is in the blocks  |<- num_scheduled ->|
                             computed by this step; if it reaches num_tokens, the last row is sampled
+
+and if the step also tries drafts, guesses at the tokens to come:
+
+    0 ....... num_computed_tokens ... num_tokens ... num_tokens + drafts
+    |  KV is in the blocks  |<------- num_scheduled ------->|
+                                                every row from the last known token on is sampled, up to the first
+                                                whose token is not the draft that follows it
 """
 
 from __future__ import annotations
@@ -60,7 +67,7 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
     finished_request_ids: list[str] = []  # forget these first (finished, aborted or preempted)
     kv_moves: list[KVMove] = []  # between the pool and its tiers, in order, before anything else of the step
     block_copies: list[tuple[int, int]] = []  # (source, destination) block ids, run before the forward
-    draft_token_ids: dict[str, list[int]] = {}
+    draft_token_ids: dict[str, list[int]] = {}  # those to try, of requests whose last known token is computed too
 
     @property
     def total_num_scheduled_tokens(self) -> int:
@@ -76,8 +83,9 @@ class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What a step computed. A request whose chunk did not reach its last known token has no entry."""
 
     step_id: int
-    sampled_token_ids: dict[str, list[int]] = {}
+    sampled_token_ids: dict[str, list[int]] = {}  # one, or one more than the drafts that were right
     logprobs: dict[str, list[TokenLogprobs]] = {}  # one per sampled token, for requests that asked
     prompt_logprobs: dict[str, list[TokenLogprobs]] = {}  # for positions whose predecessor was computed in this step
     errors: dict[str, RequestFault] = {}  # requests that failed alone (NaN logits, a sampler exception)
     kv_tiers: dict[str, KVTierReport] = {}  # what became of moves, by tier
+    draft_token_ids: dict[str, list[int]] = {}  # guesses at what follows the last token sampled, for the next plan

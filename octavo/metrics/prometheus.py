@@ -56,6 +56,7 @@ class EngineMetrics:
         self._rejections = self._children("admission_rejections", "reason", REJECTION_REASONS)
         self._tenant_prompts = self._children("tenant_prompt_tokens", "tenant", tenants)
         self._tenant_outputs = self._children("tenant_generation_tokens", "tenant", tenants)
+        self._accepted = self._children("spec_decode_num_accepted_tokens_per_pos", "position", ("0",))
         by_tier = [self._children(f"kv_tier_{what}", "tier", KV_TIERS) for what in TIER_NUMBERS]
         self._tiers = {tier: [children[tier] for children in by_tier] for tier in KV_TIERS}
         self._num_deferred = 0  # of the waiting, by the last report
@@ -137,8 +138,20 @@ class EngineMetrics:
             usage.set(moved.usage)
             self._count(loaded, moved.loaded_bytes_delta)
             self._count(stored, moved.stored_bytes_delta)
+        self._count(plain["spec_decode_num_drafts"], stats.num_drafts_delta)
+        self._count(plain["spec_decode_num_draft_tokens"], stats.num_draft_tokens_delta)
+        self._count(plain["spec_decode_num_accepted_tokens"], sum(stats.accepted_per_position_delta))
+        for position, accepted in enumerate(stats.accepted_per_position_delta):
+            self._count(self._accepted_at(str(position)), accepted)
         if stats.iteration_tokens > 0:
             plain["iteration_tokens_total"].observe(stats.iteration_tokens)
+
+    def _accepted_at(self, position: str) -> Any:
+        """The counter of a place in the draft; those behind the first one are made when a draft is right so far."""
+        if position not in self._accepted:
+            name = "spec_decode_num_accepted_tokens_per_pos"
+            self._accepted |= self._children(name, "position", (position,))
+        return self._accepted[position]
 
     def _record_iteration(self, iteration: IterationStats) -> None:
         plain = self._plain

@@ -66,6 +66,10 @@ class Matcher:
             self._state.consume_token(token_id)
         self._check(RequestError)
 
+    def count_allowed(self, token_ids: Sequence[int]) -> int:
+        """How many of ``token_ids`` may come next, one after the other. Changes nothing."""
+        return self._state.validate_tokens(list(token_ids))
+
     def _check(self, kind: type[OctavoError]) -> None:
         if self._state.is_error():
             raise kind(f"the grammar of structured_outputs: {explain(self._state.get_error())}")

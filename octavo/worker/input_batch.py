@@ -8,7 +8,7 @@ rows. Cutting a chunk changes no bit of its result, as chunked prefill does not.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -22,15 +22,23 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """Which tokens of which requests: positions ``starts[s] .. starts[s] + counts[s] - 1`` of row ``rows[s]``."""
+    """Which tokens of which requests: positions ``starts[s] .. starts[s] + counts[s] - 1`` of row ``rows[s]``.
+
+    The last ``num_drafts[s]`` of them are drafts, which stand behind the row's known tokens.
+    """
 
     rows: IntArray  # [S] rows of RequestStates
     starts: IntArray  # [S]
     counts: IntArray  # [S], all positive
+    num_drafts: IntArray  # [S], each less than its count
 
     @property
     def ends(self) -> IntArray:
         return self.starts + self.counts
+
+    def part(self, chosen: npt.NDArray[np.bool_]) -> Chunks:
+        """Those of the ``chosen`` requests."""
+        return Chunks(self.rows[chosen], self.starts[chosen], self.counts[chosen], self.num_drafts[chosen])
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +57,7 @@ class InputBatch:
 
     inputs: StepInputs
     sampled_rows: IntArray  # rows of RequestStates that get a token
-    sampled_logits: IntArray  # the logits it is drawn from
+    sampled_logits: IntArray  # the logits it is drawn from; those behind the row's drafts follow
     prompt_spans: list[PromptSpan]
 
 
@@ -66,7 +74,8 @@ def prompt_rows(states: RequestStates, chunks: Chunks) -> tuple[IntArray, IntArr
 def split_passes(states: RequestStates, chunks: Chunks, max_prompt_rows: int) -> Iterator[Chunks]:
     """Cut a step into passes of at most ``max_prompt_rows`` (positive) prompt rows each.
 
-    Pieces of one request come in order, one in a pass; a request without prompt rows is whole and in the first pass.
+    Pieces of one request come in order, one in a pass; a request without prompt rows (so any with drafts) is whole and
+    in the first pass.
     """
     needed, skipped = prompt_rows(states, chunks)
     while needed.sum() > max_prompt_rows:
@@ -74,19 +83,19 @@ def split_passes(states: RequestStates, chunks: Chunks, max_prompt_rows: int) ->
         budget = np.maximum(max_prompt_rows - before, 0)
         take = np.where(needed <= budget, chunks.counts, skipped + budget)
         used = take > 0
-        yield Chunks(chunks.rows[used], chunks.starts[used], take[used])
+        yield replace(chunks, counts=take).part(used)
         left = take < chunks.counts
-        chunks = Chunks(chunks.rows[left], (chunks.starts + take)[left], (chunks.counts - take)[left])
+        chunks = replace(chunks, starts=chunks.starts + take, counts=chunks.counts - take).part(left)
         needed, skipped = prompt_rows(states, chunks)
     yield chunks
 
 
 def build_input_batch(states: RequestStates, tables: BlockTables, chunks: Chunks) -> InputBatch:
-    """The pass that computes ``chunks``. A chunk that reaches its request's last known token is sampled.
+    """The pass that computes ``chunks``. A chunk that reaches its request's last known token, or draft, is sampled.
 
     tokens of the pass   | chunk 0        | chunk 1 |  ...     T in all
     query_start_loc      0                n0        n0+n1
-    logit_rows           scored rows of chunk 0, its last row if sampled, scored rows of chunk 1, ...
+    logit_rows           scored rows of chunk 0; if it is sampled, its last row and one more for each draft; those of 1
     """
     rows, counts = chunks.rows, chunks.counts
     ends = chunks.ends
@@ -98,11 +107,11 @@ def build_input_batch(states: RequestStates, tables: BlockTables, chunks: Chunks
         token_rows = np.repeat(rows, counts)
         positions = np.arange(offsets[-1]) + np.repeat(chunks.starts - offsets[:-1], counts)
 
-    sampled = np.flatnonzero(ends == states.num_tokens[rows])
+    sampled = np.flatnonzero(ends == states.num_tokens[rows] + chunks.num_drafts)
     logit_rows, first = offsets[sampled + 1] - 1, np.arange(sampled.size)
     spans: list[PromptSpan] = []
-    if states.wants_prompt_logprobs[rows].any():
-        logit_rows, first, spans = _with_prompt_rows(states, chunks, offsets, sampled)
+    if states.wants_prompt_logprobs[rows].any() or chunks.num_drafts.any():
+        logit_rows, first, spans = _several_rows(states, chunks, offsets, sampled)
     inputs = StepInputs(
         token_ids=states.token_ids[token_rows, positions],
         positions=positions.astype(np.int32),
@@ -115,20 +124,25 @@ def build_input_batch(states: RequestStates, tables: BlockTables, chunks: Chunks
     return InputBatch(inputs, rows[sampled], first, spans)
 
 
-def _with_prompt_rows(
+def _several_rows(
     states: RequestStates, chunks: Chunks, offsets: IntArray, sampled: IntArray
 ) -> tuple[IntArray, IntArray, list[PromptSpan]]:
-    """(rows of T that need logits, which of them are sampled, what the others predict)."""
+    """(rows of T that need logits, which of them are sampled first, what those of the prompt predict)."""
     needed, skipped = prompt_rows(states, chunks)
-    wanted = needed.copy()
-    wanted[sampled] += 1
+    wanted, tails = needed.copy(), 1 + chunks.num_drafts[sampled]
+    wanted[sampled] += tails
     ends = np.cumsum(wanted)  # of each chunk's logits
     firsts = ends - wanted
-    # Scored rows are the first rows of a chunk but for the skipped ones, the sampled one is its last.
+    # Scored rows are the first rows of a chunk but for the skipped ones, sampled ones its last.
     logit_rows = np.arange(ends[-1]) + np.repeat(offsets[:-1] + skipped - firsts, wanted)
-    logit_rows[ends[sampled] - 1] = offsets[sampled + 1] - 1
+    logit_rows[_last(tails, ends[sampled])] = _last(tails, offsets[sampled + 1])
     spans = [
         PromptSpan(int(chunks.rows[s]), int(firsts[s]), int(chunks.starts[s] + skipped[s]) + 1, int(needed[s]))
         for s in np.flatnonzero(needed)
     ]
-    return logit_rows, ends[sampled] - 1, spans
+    return logit_rows, ends[sampled] - tails, spans
+
+
+def _last(counts: IntArray, ends: IntArray) -> IntArray:
+    """``ends[i] - counts[i] .. ends[i] - 1`` for each i, one after the other."""
+    return np.arange(counts.sum()) + np.repeat(ends - np.cumsum(counts), counts)

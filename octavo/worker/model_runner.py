@@ -1,6 +1,7 @@
 """ModelRunner: one step, from a plan to sampled tokens.
 
     move blocks -> apply the plan to the request states -> copy blocks -> for each pass: run the program once, sample
+    -> draft what may come next
 
 The runner keeps sampled tokens itself, so the scheduler may send the next plan before it has seen the result of the
 last one. Knows nothing of policies, blocks' owners, text, or which kernels run the program.
@@ -8,6 +9,8 @@ last one. Knows nothing of policies, blocks' owners, text, or which kernels run 
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +38,7 @@ from octavo.worker.request_states import RequestStates
 from octavo.worker.sample.constraints import Constraints
 from octavo.worker.sample.rows import masked, sample_rows
 from octavo.worker.siblings import sibling_rows
+from octavo.worker.spec_decode.drafter import Drafter, NullDrafter, max_sampled_rows
 
 PREPARING = "preparing its input"
 NO_TOKEN: dict[int, RequestError | ValidationError] = {
@@ -69,6 +73,7 @@ class ModelRunner:
         num_kv_groups: int = 1,
         logprobs_mode: LogprobsMode = "raw_logprobs",
         grammars: GrammarBank | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         self._runnable = runnable
         self._logprobs_mode: LogprobsMode = logprobs_mode
@@ -76,7 +81,8 @@ class ModelRunner:
         self._adjusted = np.empty(
             (0, vocab_size), np.float32
         )  # rows for processors to change; kept, for new pages cost
-        self._max_prompt_rows = limits.max_rows - limits.max_seqs
+        self._drafter: Drafter = drafter or NullDrafter()
+        self._max_prompt_rows = limits.max_rows - max_sampled_rows(limits.max_seqs, limits.max_tokens, self._drafter)
         self._states = RequestStates(limits.max_seqs, max_model_len, vocab_size)
         self._constraints = Constraints(grammars)
         self._tables = BlockTables(limits.max_seqs, limits.max_blocks_per_seq, limits.block_size, num_kv_groups)
@@ -105,6 +111,10 @@ class ModelRunner:
                 batch = build_input_batch(self._states, self._tables, part)
                 logits = self._runnable.run(batch.inputs)
                 self._collect(batch, logits, id_of_row, output)
+                self._verify(plan.draft_token_ids, batch, logits, id_of_row, output)
+        for name in output.sampled_token_ids:  # what failed behind a draft fails again, as the first token of a step
+            self._failed.pop(name, None)
+        output.draft_token_ids.update(self._draft(output))
         output.errors.update({name: self._failed[name] for name in plan.num_scheduled_tokens if name in self._failed})
         return output
 
@@ -125,19 +135,22 @@ class ModelRunner:
                 self._failed[new.request_id] = RequestFault.of(error, PREPARING)
         for cached in plan.cached_requests:
             computed[cached.request_id] = cached.num_computed_tokens
-            if cached.new_block_ids and cached.request_id not in self._failed:
-                self._extend(cached)
-        return self._chunks(plan.num_scheduled_tokens, computed)
+            draft = plan.draft_token_ids.get(cached.request_id, ())
+            if (cached.new_block_ids or draft) and cached.request_id not in self._failed:
+                self._extend(cached, draft)
+        return self._chunks(plan, computed)
 
-    def _extend(self, cached: CachedRequestData) -> None:
+    def _extend(self, cached: CachedRequestData, draft: Sequence[int]) -> None:
         try:
             row = self._states.row_of[cached.request_id]
             self._tables.append(row, cached.new_block_ids, cached.num_replaced)
+            self._states.place_drafts(row, draft)
         except Exception as error:
             self._failed[cached.request_id] = RequestFault.of(error, PREPARING)
 
-    def _chunks(self, scheduled: dict[str, int], computed: dict[str, int]) -> tuple[list[str], Chunks]:
+    def _chunks(self, plan: SchedulerOutput, computed: dict[str, int]) -> tuple[list[str], Chunks]:
         """The chunk of every scheduled request that has not failed, checked against what is known of it."""
+        scheduled, drafts = plan.num_scheduled_tokens, plan.draft_token_ids
         for request_id in scheduled:
             if request_id not in self._failed and not (request_id in computed and request_id in self._states.row_of):
                 self._failed[request_id] = RequestFault(f"internal error while {PREPARING}", "the worker lacks it")
@@ -145,16 +158,18 @@ class ModelRunner:
         rows = np.array([self._states.row_of[i] for i in ids], np.int64)
         starts = np.array([computed[i] for i in ids], np.int64)
         counts = np.array([scheduled[i] for i in ids], np.int64)
-        chunks = Chunks(rows, starts, counts)
-        room = self._tables.num_tokens(rows)
-        ok = (starts >= 0) & (counts > 0) & (chunks.ends <= np.minimum(self._states.num_tokens[rows], room))
+        num_drafts = np.array([len(drafts.get(i, ())) for i in ids], np.int64)
+        chunks = Chunks(rows, starts, counts, num_drafts)
+        known, room = self._states.num_tokens[rows] + num_drafts, self._tables.num_tokens(rows)
+        ok = (starts >= 0) & (counts > num_drafts) & (chunks.ends <= np.minimum(known, room))
         if not ok.all():
             for i in np.flatnonzero(~ok):
-                known = int(self._states.num_tokens[rows[i]])
-                cause = f"scheduled {counts[i]} tokens from {starts[i]} on, with {known} known and room for {room[i]}"
+                cause = (
+                    f"scheduled {counts[i]} tokens from {starts[i]} on, with {known[i]} known and room for {room[i]}"
+                )
                 self._failed[ids[i]] = RequestFault(f"internal error while {PREPARING}", cause)
             ids = [ids[i] for i in np.flatnonzero(ok)]
-            chunks = Chunks(rows[ok], starts[ok], counts[ok])
+            chunks = chunks.part(ok)
         return ids, chunks
 
     def _collect(
@@ -191,6 +206,33 @@ class ModelRunner:
         for i, (sibling_id, leader) in enumerate(siblings.ids, first):
             if id_of_row[leader] not in self._failed:
                 self._report(sibling_id, leader, i, drawn, output)
+
+    def _verify(
+        self,
+        drafts: Mapping[str, Sequence[int]],
+        batch: InputBatch,
+        logits: FloatArray,
+        id_of_row: dict[int, str],
+        output: ModelRunnerOutput,
+    ) -> None:
+        """Sample behind each draft that is the token just sampled, one position of every such request at a time.
+
+        That token is known by now, so the next one is drawn as any first one of a step: nothing depends on drafts.
+        """
+        for count in itertools.count(1):
+            sampled = output.sampled_token_ids
+            longer = {name: ids for name, ids in drafts.items() if len(ids) >= count}
+            right = {self._states.row_of[name] for name, ids in longer.items() if ids[:count] == sampled.get(name)}
+            places = [i for i, row in enumerate(batch.sampled_rows.tolist()) if row in right] if right else []
+            if not places:
+                return
+            rows, first = batch.sampled_rows[places], batch.sampled_logits[places]
+            self._collect(InputBatch(batch.inputs, rows, first + count, []), logits, id_of_row, output)
+
+    def _draft(self, output: ModelRunnerOutput) -> dict[str, list[int]]:
+        """Guesses at what follows the tokens just sampled, as far as the requests' grammars allow them."""
+        drafts = self._drafter.propose(self._states, output.sampled_token_ids)
+        return {name: allowed for name, ids in drafts.items() if (allowed := self._constraints.allowed(name, ids))}
 
     def _adjust(
         self,
@@ -247,7 +289,7 @@ class ModelRunner:
         """Result ``i``, of the logits of state row ``row``, is the next token of the request ``name``."""
         logits, adjusted, masks, sampled, rows = drawn
         token_id = int(sampled.token_ids[i])
-        output.sampled_token_ids[name] = [token_id]
+        output.sampled_token_ids.setdefault(name, []).append(token_id)
         if sampled.logprobs.shape[1] == 0 or (k := int(rows["num_logprobs"][i])) < 0:
             return
         sampler = self._states.samplers[row]
@@ -260,7 +302,7 @@ class ModelRunner:
             if masks is not None and (mask := int(rows["mask_row"][i])) >= 0:
                 changed = masked(changed, masks[mask])
             entry = sampler.logprobs(self._logprobs_mode, raw, changed, token_id)
-        output.logprobs[name] = [entry]
+        output.logprobs.setdefault(name, []).append(entry)
 
     def _is_reported(self, ids: list[int] | None) -> bool:
         """Whether the sampler's own logprobs are what was asked for."""

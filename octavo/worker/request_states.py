@@ -5,6 +5,8 @@ How much of a request is computed is not here: each plan says it. Knows nothing 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -84,6 +86,14 @@ class RequestStates:
             rows, token_ids, counts = rows[fits], token_ids[fits], counts[fits]
         self.token_ids[rows, counts] = token_ids
         self.num_tokens[rows] = counts + 1
+
+    def place_drafts(self, row: int, token_ids: Sequence[int]) -> None:
+        """Put ``token_ids`` behind the known tokens of ``row``, without making them known.
+
+        Raises ValueError if they do not fit.
+        """
+        count = self.num_tokens[row]
+        self.token_ids[row, count : count + len(token_ids)] = token_ids
 
     def tokens(self, row: int) -> Int32Array:
         """Prompt and output of ``row``, int32 ``[num_tokens]``, a view."""

@@ -24,6 +24,8 @@ from octavo.program import Program
 from octavo.structured_output.bank import GrammarBank
 from octavo.tokenizer import load_tokenizer
 from octavo.worker.model_runner import ModelRunner
+from octavo.worker.spec_decode.drafter import max_sampled_rows
+from octavo.worker.spec_decode.registry import make_drafter
 
 # Rows of logits that a pass may hold for prompt logprobs, besides one per sequence: this many, and this many bytes.
 PROMPT_ROWS = 128
@@ -57,6 +59,7 @@ class Worker:
         """Makes the backend. Raises ConfigError or KernelError if it does not exist here."""
         self._config = config
         self._backend = make_backend(config.backend)
+        self._drafter = make_drafter(config.scheduler.speculative_config)
         self._loaded: LoadedModel | None = None
         self._program: Program | None = None
         self._runner: ModelRunner | None = None
@@ -124,6 +127,7 @@ class Worker:
             max_model_len=self._max_model_len(),
             logprobs_mode=self._config.sampling.logprobs_mode,
             grammars=self._grammars,
+            drafter=self._drafter,
         )
         self._loaded = None
         release_free_memory()
@@ -177,7 +181,7 @@ class Worker:
         prompt_rows = max(1, min(PROMPT_ROWS, PROMPT_ROW_BYTES // (4 * program.vocab_size)))
         return Limits(
             max_tokens=scheduler.step_tokens,
-            max_rows=scheduler.max_num_seqs + prompt_rows,
+            max_rows=max_sampled_rows(scheduler.max_num_seqs, scheduler.step_tokens, self._drafter) + prompt_rows,
             max_seqs=scheduler.max_num_seqs,
             max_blocks_per_seq=-(-self._max_model_len() // cache.block_size),
             num_blocks=num_blocks,

@@ -163,6 +163,7 @@ class _State:
         self.tokens = list(new.token_ids)
         self.table = list(new.block_ids)
         self.num_computed = new.num_computed_tokens
+        self.num_known = len(self.tokens)  # without drafts
         self.num_prompt_tokens = new.num_prompt_tokens
         self.sample_index = new.sample_index
         self.siblings = new.siblings
@@ -175,6 +176,15 @@ class _State:
             token_id = self.tokens[len(self.histories) - 1]
             self.histories.append(extend_history(self.histories[-1], token_id))
         return self.histories[position]
+
+    def try_drafts(self, token_ids: list[int]) -> None:
+        self.tokens += token_ids
+
+    def learn(self, token_ids: list[int]) -> None:
+        """``token_ids`` follow the known tokens, whatever was tried there."""
+        self.tokens[self.num_known :] = token_ids
+        del self.histories[self.num_known + 1 :]
+        self.num_known = len(self.tokens)
 
 
 class _Copy(NamedTuple):
@@ -201,13 +211,19 @@ class CheckingWorker:
 
     ``failing`` ids are left out of every step and give an error, like requests the real worker cannot take in: the
     cells they should have written are ``owed``, and whoever reads those gets ``GARBAGE``, which must reach nobody.
-    Requests that want prompt logprobs are computed in a pass of their own, after all others.
+    Requests that want prompt logprobs are computed in a pass of their own, after all others. For each request that is
+    sampled up to ``num_drafts`` tokens are guessed, right ones and wrong ones.
     """
 
     def __init__(
-        self, config: SchedulerConfig, block_size: int, num_blocks: int, windows: Sequence[int | None] = (None,)
+        self,
+        config: SchedulerConfig,
+        block_size: int,
+        num_blocks: int,
+        windows: Sequence[int | None] = (None,),
+        num_drafts: int = 0,
     ) -> None:
-        self.config, self.block_size, self.windows = config, block_size, windows
+        self.config, self.block_size, self.windows, self.num_drafts = config, block_size, windows, num_drafts
         self.cells: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
         self.owed: set[tuple[int, int]] = set()
         self.states: dict[str, _State] = {}
@@ -242,7 +258,7 @@ class CheckingWorker:
         end = state.num_computed = start + count
         if request_id in self.failing:
             if end == len(state.tokens):
-                state.tokens.append(GARBAGE)
+                state.learn([GARBAGE])
             return
         sound = True
         for group, window in enumerate(self.windows):
@@ -260,12 +276,34 @@ class CheckingWorker:
                 for p in range(start + 1, min(end + 1, state.num_prompt_tokens))
             ]
         if end == len(state.tokens):
-            for name, index in [(request_id, state.sample_index), *state.siblings.items()]:
+            for name, index in state.siblings.items():
                 output.sampled_token_ids[name] = [sample(state.history(end), index) if sound else GARBAGE]
             state.siblings = {}
             if state.num_logprobs is not None:
                 output.logprobs[request_id] = [ranked_logprobs(state.history(end) if sound else 0, state.num_logprobs)]
-            state.tokens += output.sampled_token_ids[request_id]
+            output.sampled_token_ids[request_id] = sampled = self._sample(state) if sound else [GARBAGE]
+            state.learn(sampled)
+            state.num_computed = state.num_known - 1
+            if draft := self._draft(state):
+                output.draft_token_ids[request_id] = draft
+
+    def _sample(self, state: _State) -> list[int]:
+        """The next token, and behind each draft that is the token before it, one more."""
+        position, sampled = state.num_known, []
+        while True:
+            sampled.append(sample(state.history(position), state.sample_index))
+            if state.tokens[position : position + 1] != sampled[-1:]:
+                return sampled
+            position += 1
+
+    def _draft(self, state: _State) -> list[int]:
+        """Of different lengths; most of their tokens are right."""
+        draft, history = [], state.history(state.num_known)
+        for _ in range(history % (self.num_drafts + 1)):
+            token_id = sample(history, state.sample_index)
+            draft.append(token_id if history % 5 else (token_id + 1) % VOCAB)
+            history = extend_history(history, draft[-1])
+        return draft
 
     def _cell(self, state: _State, position: int, group: int) -> tuple[int, int]:
         row, offset = divmod(position, self.block_size)
@@ -302,8 +340,10 @@ class CheckingWorker:
             assert cached.num_computed_tokens == state.num_computed
             assert 0 <= cached.num_replaced <= len(cached.new_block_ids)
             state.table[len(state.table) - cached.num_replaced :] = cached.new_block_ids
+            state.try_drafts(plan.draft_token_ids.get(cached.request_id, []))
         for listed_one in [*plan.new_requests, *plan.cached_requests]:
             self._forget_unseen(self.states[listed_one.request_id])
+        assert plan.draft_token_ids.keys() <= {cached.request_id for cached in plan.cached_requests}
         listed = [r.request_id for r in [*plan.new_requests, *plan.cached_requests]]
         assert sorted(listed) == sorted(plan.num_scheduled_tokens)
         assert all(count > 0 for count in plan.num_scheduled_tokens.values())
@@ -408,11 +448,12 @@ class Loop:
         policy: Policy | None = None,
         windows: Sequence[int | None] = (None,),
         tiers: TierChain | None = None,
+        num_drafts: int = 0,
     ) -> None:
         self.scheduler = Scheduler(config, cache, num_blocks, max_model_len, windows=windows, tiers=tiers)
         if policy is not None:
             self.scheduler._policy = self.scheduler._book._policy = policy
-        self.worker = CheckingWorker(config, cache.block_size, num_blocks, windows)
+        self.worker = CheckingWorker(config, cache.block_size, num_blocks, windows, num_drafts)
         self.limit = min(max_model_len, (num_blocks - 1) // len(windows) * cache.block_size + 1)
         self.depth = depth
         self.in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput | None]] = deque()  # None: it raised, or is void
@@ -421,6 +462,7 @@ class Loop:
         self.requests: dict[str, EngineCoreRequest] = {}
         self.received: dict[str, Received] = {}
         self.num_plans = 0
+        self.num_tried = self.num_right = 0  # draft tokens
         self._beams: dict[str, list[tuple[list[int], FinishReason]]] = {}
 
     def add(self, request: EngineCoreRequest) -> None:
@@ -456,6 +498,8 @@ class Loop:
             self.scheduler.check_invariants()
             assert outputs.stats is not None
             assert 0.0 <= outputs.stats.kv_cache_usage <= 1.0
+            self.num_tried += outputs.stats.num_draft_tokens_delta
+            self.num_right += sum(outputs.stats.accepted_per_position_delta)
             self._receive(outputs.outputs)
         return plan
 

@@ -17,6 +17,7 @@ def test_smollm2_answers_alike_to_the_bit(smollm2_path: str) -> None:
     names = {result.name for result in results}
     assert {"batch of 16", "chunks of 7", "chunks of 64", "preemption", "threads: 1", "threads: 2"} <= names
     assert {"prefix cache, cold", "prefix cache, warm", "preemption, swapped", "restart"} <= names
+    assert {"speculation, alone", "speculation, together"} <= names
 
 
 @pytest.mark.parametrize("dtype", ["int8", "fp8"])

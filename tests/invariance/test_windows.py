@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from octavo.config import SpeculativeConfig
 from octavo.engine.llm_engine import LLMEngine
 from octavo.messages import EngineCoreOutputs, EngineCoreRequest, SamplingParams
 from tests.engine.tiny_llama import VOCAB, make_config, write_tokenizer
@@ -25,6 +26,7 @@ LAYERS_PER_BLOCK = {"gemma3": 1, "mistral": 2, "qwen2": 1}
 GROUPS = {"gemma3": 5, "mistral": 1, "qwen2": 2}
 PROMPTS = [random_ids(count, seed=count) for count in (150, 1, 70, 33)]
 PROMPTS += [PROMPTS[0][:96] + random_ids(20), PROMPTS[0][:64], PROMPTS[0]]
+NGRAMS = SpeculativeConfig(method="ngram", num_speculative_tokens=6, prompt_lookup_min=1, prompt_lookup_max=3)
 Answers = list[tuple[list[int], list[float]]]
 
 
@@ -112,6 +114,8 @@ def test_greedy_tokens_of_transformers(model: tuple[str, str, Any]) -> None:
         {"long_prefill_token_threshold": 7},
         {"threads": 2, "pipeline_depth": 1},
         {"enable_prefix_caching": False},
+        {"speculative_config": NGRAMS},
+        {"speculative_config": NGRAMS, "max_num_batched_tokens": 16},
     ],
     ids=str,
 )
@@ -125,7 +129,8 @@ def test_a_crowd_cut_in_any_way(model: tuple[str, str, Any], alone: Answers, cha
     assert (cached > 300) == changes.get("enable_prefix_caching", True)
 
 
-def test_preempted(model: tuple[str, str, Any]) -> None:
+@pytest.mark.parametrize("changes", [{}, {"speculative_config": NGRAMS}], ids=["plain", "speculating"])
+def test_preempted(model: tuple[str, str, Any], changes: dict[str, Any]) -> None:
     """Short prompts and long answers, in a pool that is too small even for what lies in the windows."""
     name, folder, _ = model
     growing = [random_ids(20 + i, seed=i) for i in range(7)]
@@ -133,7 +138,7 @@ def test_preempted(model: tuple[str, str, Any]) -> None:
     assert engine.info.num_kv_groups == GROUPS[name]
     expected = [answers(engine, [prompt], max_tokens=100)[0][0] for prompt in growing]
     engine.shutdown()
-    engine = engine_of(name, folder, blocks=1 + 9 * GROUPS[name], enable_prefix_caching=False)
+    engine = engine_of(name, folder, blocks=1 + 9 * GROUPS[name], enable_prefix_caching=False, **changes)
     found, preemptions, _ = answers(engine, growing, max_tokens=100)
     engine.shutdown()
     assert found == expected

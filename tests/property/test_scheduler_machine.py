@@ -53,6 +53,7 @@ def loops(draw: st.DrawFn) -> Loop:
         policy=draw(st.sampled_from(POLICIES))(config),
         windows=windows,
         tiers=draw(tiers),
+        num_drafts=draw(st.sampled_from([0, 0, 1, 4, 9])),
     )
 
 

@@ -27,7 +27,16 @@ def test_storm(depth: int, policy: type[Policy], chunked: bool, seed: int) -> No
     cache = cache_config(4, enable_prefix_caching=seed not in (2, 6))
     sizes = {"none": (0, 0), "host": (40, 0), "swap": (40, 0), "disk": (0, 60), "both": (10, 60)}[tier]
     tiers = host_tier(sizes[0], swaps=tier in ("swap", "both"), disk=sizes[1])
-    loop = Loop(config, cache, num_blocks=24, max_model_len=90, depth=depth, policy=policy(config), tiers=tiers)
+    loop = Loop(
+        config,
+        cache,
+        num_blocks=24,
+        max_model_len=90,
+        depth=depth,
+        policy=policy(config),
+        tiers=tiers,
+        num_drafts=3 if seed % 2 else 0,
+    )
     preemptions = cached = 0
     for number in range(80):
         prompt = rng.choice(texts)[: rng.randint(1, 40)] + [rng.randrange(VOCAB) for _ in range(rng.randint(0, 6))]
@@ -66,4 +75,6 @@ def test_storm(depth: int, policy: type[Policy], chunked: bool, seed: int) -> No
         cached += received.outputs[-1].num_cached_tokens
     assert preemptions > 0, "the pool is not small enough"
     assert (cached > 0) == cache.enable_prefix_caching
+    assert (loop.num_right > 0) == (seed % 2 == 1 and depth == 1)
+    assert loop.num_right <= loop.num_tried
     assert (loop.worker.num_loads > 0) == (tier != "none")

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from octavo.config import SpeculativeConfig
 from octavo.core.request import Request
 from octavo.engine.llm_engine import LLMEngine
 from octavo.exceptions import ValidationError
@@ -215,6 +216,7 @@ def test_alone_in_a_batch_preempted_and_in_chunks(
         {"max_num_batched_tokens": 16},
         {"pipeline_depth": 2, "kv_tokens": 160},
         {"threads": 2, "enable_prefix_caching": False},
+        {"speculative_config": SpeculativeConfig(method="ngram", num_speculative_tokens=4, prompt_lookup_min=1)},
     ):
         other = LLMEngine(make_config(tiny_model, **{**same, **changes}))
         preempted = 0

@@ -105,31 +105,44 @@ def steps(draw: st.DrawFn) -> tuple[RequestStates, BlockTables, list[tuple[int, 
         row = states.add(request)
         tables.assign(row, request.block_ids)
         start = draw(st.integers(0, length - 1))
-        chunks.append((row, start, draw(st.integers(1, length - start))))
+        count = draw(st.integers(1, length - start))
+        drafts: list[int] = []
+        if start + count == length and start >= prompt - 1:  # as the scheduler plans them: behind all known tokens
+            drafts = draw(st.lists(st.integers(0, VOCAB - 1), max_size=MAX_LEN - length))
+            states.place_drafts(row, drafts)
+        chunks.append((row, start, count + len(drafts), len(drafts)))
     order = draw(st.permutations(chunks))
     return states, tables, list(order[: draw(st.integers(1, len(order)))])
 
 
-def as_chunks(chunks: list[tuple[int, int, int]]) -> Chunks:
+Chunk = tuple[int, int, int, int]
+
+
+def as_chunks(chunks: list[Chunk]) -> Chunks:
     return Chunks(*(np.array(column, np.int64) for column in zip(*chunks)))
 
 
 def check_batch(
-    states: RequestStates, tables: BlockTables, chunks: list[tuple[int, int, int]], batch: InputBatch
+    states: RequestStates, tables: BlockTables, chunks: list[Chunk], batch: InputBatch
 ) -> dict[str, list[tuple[int, int]]]:
     """Compare with the plain construction; (row, position) that the logits are read for, sampled and prompt."""
     expected: dict[str, list[int]] = {name: [] for name in ("tokens", "positions", "slots", "seq", "logits", "sampled")}
     starts = [0]
+    behind_drafts: list[int] = []
     reads: dict[str, list[tuple[int, int]]] = {"sampled": [], "prompt": []}
-    for row, start, count in chunks:
-        tokens, prompt = states.tokens(row).tolist(), int(states.num_prompt_tokens[row])
+    for row, start, count, num_drafts in chunks:
+        known, prompt = int(states.num_tokens[row]), int(states.num_prompt_tokens[row])
+        tokens = states.token_ids[row, : known + num_drafts].tolist()
         for position in range(start, start + count):
             if states.wants_prompt_logprobs[row] and position + 1 < prompt:
                 reads["prompt"].append((row, position + 1))
                 expected["logits"].append(len(expected["tokens"]))
-            elif position == len(tokens) - 1:
+            elif position == known - 1:
                 reads["sampled"].append((row, position))
                 expected["sampled"].append(len(expected["logits"]))
+                expected["logits"].append(len(expected["tokens"]))
+            elif position >= known:
+                behind_drafts.append(len(expected["logits"]))
                 expected["logits"].append(len(expected["tokens"]))
             expected["tokens"].append(tokens[position])
             expected["positions"].append(position)
@@ -143,7 +156,7 @@ def check_batch(
     assert inputs.query_start_loc.tolist() == starts
     assert inputs.seq_lens.tolist() == expected["seq"]
     assert inputs.logit_rows.tolist() == expected["logits"]
-    assert inputs.block_tables.tolist() == [tables.table[0, row].tolist() for row, _, _ in chunks]
+    assert inputs.block_tables.tolist() == [tables.table[0, row].tolist() for row, *_ in chunks]
     for name in inputs.__slots__:
         array = getattr(inputs, name)
         assert array.dtype == np.int32, name
@@ -152,7 +165,8 @@ def check_batch(
     assert batch.sampled_rows.tolist() == [row for row, _ in reads["sampled"]]
     spans = [(s.row, s.first_position + i, s.first_logit + i) for s in batch.prompt_spans for i in range(s.count)]
     assert [(row, position) for row, position, _ in spans] == reads["prompt"]
-    assert sorted([*expected["sampled"], *(logit for _, _, logit in spans)]) == list(range(len(expected["logits"])))
+    logits = [*expected["sampled"], *behind_drafts, *(logit for _, _, logit in spans)]
+    assert sorted(logits) == list(range(len(expected["logits"])))
     return reads
 
 
@@ -168,12 +182,13 @@ def test_batch_equals_the_plain_construction(step):
 def test_passes_cover_the_step_in_order_within_the_limit(step, limit):
     states, tables, chunks = step
     whole = check_batch(states, tables, chunks, build_input_batch(states, tables, as_chunks(chunks)))
-    progress = {row: start for row, start, _ in chunks}
+    progress = {row: start for row, start, *_ in chunks}
     reads: dict[str, list[tuple[int, int]]] = {"sampled": [], "prompt": []}
     for number, part in enumerate(split_passes(states, as_chunks(chunks), limit)):
-        pieces = list(zip(part.rows.tolist(), part.starts.tolist(), part.counts.tolist()))
-        assert len({row for row, _, _ in pieces}) == len(pieces)
-        for row, start, count in pieces:
+        columns = (part.rows, part.starts, part.counts, part.num_drafts)
+        pieces = list(zip(*(column.tolist() for column in columns)))
+        assert len({row for row, *_ in pieces}) == len(pieces)
+        for row, start, count, _ in pieces:
             assert start == progress[row], "pieces of a request come in order, without holes"
             assert count > 0
             progress[row] += count
@@ -182,7 +197,7 @@ def test_passes_cover_the_step_in_order_within_the_limit(step, limit):
         assert sum(span.count for span in batch.prompt_spans) <= limit
         for kind, more in check_batch(states, tables, pieces, batch).items():
             reads[kind] += more
-    assert progress == {row: start + count for row, start, count in chunks}
+    assert progress == {row: start + count for row, start, count, _ in chunks}
     assert {kind: sorted(found) for kind, found in reads.items()} == {k: sorted(v) for k, v in whole.items()}
 
 
@@ -192,7 +207,7 @@ def test_two_long_prompts_take_turns():
         params = SamplingParams(prompt_logprobs=0)
         states.add(new_request(f"r{i}", [1] * 8, params, block_ids=[]))
     first, second = (states.row_of[f"r{i}"] for i in range(2))
-    parts = list(split_passes(states, as_chunks([(first, 0, 8), (second, 2, 6)]), 5))
+    parts = list(split_passes(states, as_chunks([(first, 0, 8, 0), (second, 2, 6, 0)]), 5))
     pieces = [list(zip(part.rows.tolist(), part.starts.tolist(), part.counts.tolist())) for part in parts]
     # 7 + 5 positions predict a prompt token; position 7 of each is the one that is sampled.
     assert pieces == [[(first, 0, 5)], [(first, 5, 3), (second, 2, 3)], [(second, 5, 3)]]

@@ -173,7 +173,8 @@ class GroupedKVCacheManager:
         self._drop(table, min(start, request.num_confirmed_tokens))
         blocks = table.blocks
         missing = self._num_entries(start + num_tokens) - len(blocks)
-        last = blocks[-self.num_groups :] if start % self.block_size else []  # partly filled
+        row, rest = divmod(start, self.block_size)
+        last = blocks[row * self.num_groups : (row + 1) * self.num_groups] if rest else []  # partly filled
         copied = any(block.ref_count > 1 for block in last)
         if missing + copied * self.num_groups > self.pool.num_free:
             return None
@@ -338,8 +339,8 @@ class GroupedKVCacheManager:
         self.pool.check_invariants(self._held(holders))
         for request in holders:
             table, computed = self._tables[request.request_id], request.num_computed_tokens
-            if len(table.blocks) != self._num_entries(computed):
-                raise InvariantError(f"{request.request_id} has {len(table.blocks)} entries for {computed} tokens")
+            if len(table.blocks) != self._num_entries(wanted := request.num_covered_tokens):
+                raise InvariantError(f"{request.request_id} has {len(table.blocks)} entries for {wanted} tokens")
             if any(held > wanted for held, wanted in zip(table.first, self._first_rows(computed))):
                 raise InvariantError(f"{request.request_id} gave back what its next token sees: {table.first}")
             for entry, block in enumerate(table.blocks):

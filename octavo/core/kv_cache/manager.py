@@ -164,7 +164,8 @@ class KVCacheManager:
         """Make room for ``num_tokens`` after the computed ones. None, and nothing is changed, if there is none."""
         blocks, start = self._tables[request.request_id].blocks, request.num_computed_tokens
         missing = self._num_blocks(start + num_tokens) - len(blocks)
-        last = blocks[-1] if start % self.block_size else None  # partly filled; full ones are never written again
+        full, rest = divmod(start, self.block_size)
+        last = blocks[full] if rest else None  # partly filled; full ones are never written again
         if last is not None and last.ref_count > 1:
             return self._extend_copied(blocks, missing + 1)
         if missing > self.pool.num_free:
@@ -305,9 +306,9 @@ class KVCacheManager:
         references = Counter(block.block_id for table in self._tables.values() for block in table.blocks)
         self.pool.check_invariants(references)
         for request in holders:
-            held, computed = len(self._tables[request.request_id].blocks), request.num_computed_tokens
-            if held != self._num_blocks(computed):
-                raise InvariantError(f"{request.request_id} holds {held} blocks for {computed} tokens")
+            held, wanted = len(self._tables[request.request_id].blocks), request.num_covered_tokens
+            if held != self._num_blocks(wanted):
+                raise InvariantError(f"{request.request_id} holds {held} blocks for {wanted} tokens")
 
     def _allocate(self, count: int) -> list[Block]:
         blocks = self.pool.allocate(count)

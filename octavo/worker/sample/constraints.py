@@ -65,6 +65,11 @@ class Constraints:
                 rows["adjusted_row"][i] = -1
         return self._masks
 
+    def allowed(self, request_id: str, token_ids: list[int]) -> list[int]:
+        """As many of ``token_ids``, one after the other, as the request's grammar allows to come next."""
+        matcher = self._matchers.get(request_id)
+        return token_ids if matcher is None else token_ids[: matcher.count_allowed(token_ids)]
+
     def take(self, request_id: str, token_id: int) -> None:
         """``token_id`` was chosen. Raises RequestError if the grammar does not allow it."""
         matcher = self._matchers.get(request_id)

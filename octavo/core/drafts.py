@@ -1,0 +1,42 @@
+"""Drafts: guesses at the next tokens of one request, and whether they are worth trying. Knows no steps and no blocks.
+
+A wrong guess costs the time of a computed token. So a request of whose drafts nothing was right m times in a row tries
+none before ``2 ** m`` further tokens are known (64 at most); the first right guess ends that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+MOST_DOUBLINGS = 6  # of the pause after a failure
+
+
+class Drafts:
+    """``reach``: the tokens for which blocks were taken, whether or not the guesses among them were right."""
+
+    __slots__ = ("_num_failures", "_position", "_resume", "_token_ids", "reach")
+
+    def __init__(self) -> None:
+        self._num_failures = 0  # in a row
+        self._resume = 0  # number of known tokens from which on to try again
+        self.clear()
+
+    def clear(self) -> None:
+        """The request leaves the running set, without its blocks."""
+        self._token_ids: Sequence[int] = ()
+        self._position = 0
+        self.reach = 0
+
+    def offer(self, token_ids: Sequence[int], num_tokens: int) -> None:
+        """``token_ids`` may follow the first ``num_tokens`` tokens of the request."""
+        self._token_ids, self._position = token_ids, num_tokens
+
+    def after(self, num_tokens: int, most: int) -> Sequence[int]:
+        """What to try behind the first ``num_tokens`` tokens, at most ``most`` of it."""
+        due = num_tokens == self._position and num_tokens >= self._resume
+        return self._token_ids[: max(most, 0)] if due else ()
+
+    def judge(self, num_tokens: int, num_right: int) -> None:
+        """Of what was tried behind the first ``num_tokens`` tokens so many were right."""
+        self._num_failures = 0 if num_right else min(self._num_failures + 1, MOST_DOUBLINGS)
+        self._resume = num_tokens + 2**self._num_failures
