@@ -74,6 +74,13 @@ class CacheConfig:
     preemption_mode: Literal["recompute", "swap"] = option(
         "recompute", "what becomes of the KV of a request that gives way: computed again, or kept in the swap space"
     )
+    max_pinned_share: float = option(
+        0.25,
+        "most that may be pinned of the KV blocks (0: nothing); a request of max_model_len always fits beside",
+    )
+    max_tenant_pinned_share: float | None = option(
+        None, "most that the requests of one tenant may pin (default: half of max_pinned_share)"
+    )
 
     def __post_init__(self) -> None:
         _require(self.block_size in (16, 32, 64, 128), "block_size", self.block_size, "16, 32, 64 or 128")
@@ -85,11 +92,21 @@ class CacheConfig:
         _require(self.kv_cache_dir != "", "kv_cache_dir", "", "a folder")
         useful = self.kv_cache_dir is None or self.enable_prefix_caching
         _require(useful, "kv_cache_dir", self.kv_cache_dir, "left out without enable_prefix_caching")
+        share, own = self.max_pinned_share, self.max_tenant_pinned_share
+        _require(0 <= share <= 0.9, "max_pinned_share", share, "0..0.9")
+        rule = f"0..max_pinned_share ({share:g})"
+        _require(own is None or 0 <= own <= share, "max_tenant_pinned_share", own, rule)
         modes, mode = ("recompute", "swap"), self.preemption_mode
         _require(mode in modes, "preemption_mode", mode, "recompute or swap")
         _require(mode == "recompute" or self.swap_space > 0, "preemption_mode", mode, "recompute without swap_space")
         known = get_args(KVCacheDtype)
         _require(self.kv_cache_dtype in known, "kv_cache_dtype", self.kv_cache_dtype, f"one of {', '.join(known)}")
+
+    @property
+    def tenant_pinned_share(self) -> float:
+        """``max_tenant_pinned_share`` as it is in force."""
+        own = self.max_tenant_pinned_share
+        return self.max_pinned_share / 2 if own is None else own
 
     @property
     def kv_dtype(self) -> Literal["auto", "bfloat16", "int8", "fp8_e4m3", "fp8_e5m2"]:

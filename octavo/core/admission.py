@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, Protocol
 
+from octavo.config import CacheConfig
 from octavo.core.kv_cache.groups import KVManager
+from octavo.core.kv_cache.pins import PinLimits
 from octavo.core.request import Request
 from octavo.exceptions import ValidationError
 from octavo.messages import EngineCoreRequest
@@ -16,6 +18,16 @@ from octavo.messages import EngineCoreRequest
 def max_tokens_that_fit(num_blocks: int, block_size: int, num_groups: int = 1) -> int:
     """Tokens of a sequence whose KV fits into ``num_blocks`` blocks, the null block included, in all groups."""
     return (num_blocks - 1) // num_groups * block_size
+
+
+def pin_limits(cache: CacheConfig, num_blocks: int, num_groups: int, max_model_len: int) -> PinLimits:
+    """What pins may take away from ``num_blocks`` blocks, the null block included.
+
+    Beside them the longest request still fits, so that what can ever run can always run.
+    """
+    usable, longest = num_blocks - 1, -(-max_model_len // cache.block_size) * num_groups
+    most = max(0, min(int(cache.max_pinned_share * usable), usable - longest)) if cache.enable_prefix_caching else 0
+    return PinLimits(most, min(most, int(cache.tenant_pinned_share * usable)))
 
 
 class RequestLimits:

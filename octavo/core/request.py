@@ -22,6 +22,7 @@ from octavo.core.drafts import Drafts
 from octavo.core.kv_cache.hashing import Extra, hash_block
 from octavo.core.repetition import repetition_detector
 from octavo.messages import (
+    CacheMiss,
     EngineCoreOutput,
     EngineCoreRequest,
     FinishReason,
@@ -61,6 +62,7 @@ class Request:
         "_repetition",
         "_told_times",
         "block_hashes",
+        "cache_miss",
         "drafts",
         "epoch",
         "family",
@@ -70,6 +72,7 @@ class Request:
         "num_confirmed_tokens",
         "num_drafts",
         "num_external_tokens",
+        "num_pinned_tokens",
         "num_placeholders",
         "num_preemptions",
         "num_prompt_logprobs",
@@ -105,6 +108,8 @@ class Request:
         self.num_prompt_logprobs = 0  # scored positions of the prompt already sent to the front end
         self.num_cached_tokens = 0  # when its first step that came back was planned,
         self.num_external_tokens = 0  # and of these, those from a tier
+        self.num_pinned_tokens = 0
+        self.cache_miss: CacheMiss | None = None  # of the first admission, where it was asked for
         self.block_hashes: list[bytes] = []  # of the full blocks of token_ids, as far as somebody asked
         self.queued_time = queued_time
         self.scheduled_time: float | None = None
@@ -219,6 +224,7 @@ class Request:
         child.block_hashes = list(self.block_hashes)
         child.scheduled_time = self.scheduled_time
         child.num_cached_tokens, child.num_external_tokens = self.num_cached_tokens, self.num_external_tokens
+        child.num_pinned_tokens, child.cache_miss = self.num_pinned_tokens, self.cache_miss
         child.num_preemptions = self.num_preemptions
         child._is_counted = True
         return child
@@ -312,6 +318,8 @@ class Request:
             error=error,
             num_cached_tokens=self.num_cached_tokens,
             num_external_tokens=self.num_external_tokens,
+            num_pinned_tokens=self.num_pinned_tokens,
+            cache_miss=self.cache_miss if first else None,
             queued_time=self.queued_time if first else None,
             scheduled_time=self.scheduled_time if first else None,
             num_preemptions=self.num_preemptions,

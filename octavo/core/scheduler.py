@@ -20,6 +20,7 @@ from octavo.core.admission import (
     RequestLimits,
     TenantSeats,
     max_tokens_that_fit,
+    pin_limits,
     would_help,
 )
 from octavo.core.doubt import Doubts
@@ -36,6 +37,8 @@ from octavo.core.step import Scheduled, StepBuilder
 from octavo.exceptions import ConfigError, InvariantError
 from octavo.kv_transfer.chain import TierChain
 from octavo.messages import (
+    CacheOrder,
+    CacheReply,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -73,7 +76,15 @@ class Scheduler:
         self._config = config
         self._clock = clock
         caching = cache.enable_prefix_caching
-        self._kv = make_manager(num_blocks, cache.block_size, windows, tiers, enable_prefix_caching=caching)
+        self._kv = make_manager(
+            num_blocks,
+            cache.block_size,
+            windows,
+            tiers,
+            enable_prefix_caching=caching,
+            pin_limits=pin_limits(cache, num_blocks, len(windows), max_model_len),
+            clock=clock,
+        )
         self._num_blocks = num_blocks
         self._policy: Policy = resolve(POLICIES[config.scheduling_policy])(config)
         self._limits = RequestLimits(
@@ -97,7 +108,9 @@ class Scheduler:
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request. Raises ValidationError if it can never be served or its id is in use."""
         self._limits.check(request)
-        self._book.add(first_request(request, limit=self._limits.end(request), queued_time=self._clock()))
+        first = first_request(request, limit=self._limits.end(request), queued_time=self._clock())
+        self._book.add(first)
+        self._kv.steering.pin(first)
 
     def schedule(self) -> SchedulerOutput:
         """Plan the next step. Every plan that is not empty must be executed, then given to ``update``.
@@ -111,6 +124,7 @@ class Scheduler:
         """
         step = StepBuilder(self._next_step_id, self._config.step_tokens)
         self._next_step_id += 1
+        self._kv.steering.expire()
 
         self._start(step, urgently=True)
         order = [request for request in self._policy.order(self._running) if request not in step]
@@ -241,8 +255,11 @@ class Scheduler:
             )
         if request.scheduled_time is None:
             self._counters.admitted_ids.append(request.request_id)
-            if self._kv.enable_prefix_caching and request.num_reusable_tokens:
+            looked_up = self._kv.enable_prefix_caching and request.num_reusable_tokens > 0
+            if looked_up:
                 self._counters.count_lookup(request.num_prompt_tokens, prefix.num_local, prefix.num_external)
+            if request.source.wants_cache_report:
+                request.cache_miss = self._kv.steering.explain(request, prefix.num_tokens if looked_up else None)
         self._policy.remove(request)
         self._running.append(request)
         request.start(prefix.num_tokens, self._clock(), num_external=prefix.num_external)
@@ -359,9 +376,9 @@ class Scheduler:
             **self._counters.take(),
         )
 
-    def reset_prefix_cache(self) -> None:
-        """Forget all cached prefixes; running requests go on."""
-        self._kv.reset_prefix_cache()
+    def steer(self, order: CacheOrder) -> CacheReply:
+        """Do something with cached prefixes, between two steps; running requests go on. See ``Steering``."""
+        return self._kv.steering.carry_out(order)
 
     def check_invariants(self) -> None:
         """Raises InvariantError, naming the contradiction. Walks all blocks: milliseconds, so meant for idle times."""

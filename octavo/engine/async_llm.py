@@ -43,6 +43,8 @@ from octavo.exceptions import (
     ValidationError,
 )
 from octavo.messages import (
+    CacheOrder,
+    CacheReply,
     EngineCoreOutputs,
     EngineCoreRequest,
     EngineInfo,
@@ -318,6 +320,11 @@ class AsyncLLM:
         for parent in list(self._collectors):
             if parent.request_id == request_id:
                 self._abort(parent)
+
+    async def steer(self, order: CacheOrder) -> CacheReply:
+        """Do something with cached prefixes. Raises ValidationError if it cannot be done, and EngineDeadError."""
+        self._check_alive()
+        return await self._client.steer(order)
 
     @property
     def num_waiting(self) -> int:

@@ -24,6 +24,8 @@ from octavo.exceptions import ConfigError, EngineDeadError
 from octavo.executor.base import Executor
 from octavo.kv_transfer.registry import make_planner
 from octavo.messages import (
+    CacheOrder,
+    CacheReply,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -162,6 +164,10 @@ class EngineCore:
         """
         self._pending += self._scheduler.abort(request_ids)
         self._stats_due = True
+
+    def steer(self, order: CacheOrder) -> CacheReply:
+        """Do something with cached prefixes now. A fault of the order's is in the reply."""
+        return self._scheduler.steer(order)
 
     def has_work(self) -> bool:
         """Whether :meth:`step` has something to do or to say."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import shutil
 import subprocess
@@ -24,9 +25,9 @@ import zmq.asyncio
 from octavo import exceptions
 from octavo.config import EngineConfig
 from octavo.engine.core import EngineCore, PhaseClock
-from octavo.engine.wire import Command, Failure, Launch, Message, PackedRequest, frame
+from octavo.engine.wire import Command, Failure, Launch, Message, NumberedOrder, PackedRequest, frame
 from octavo.exceptions import EngineDeadError, FormatError, ModelError, OctavoError
-from octavo.messages import EngineCoreOutputs, EngineCoreRequest, EngineInfo
+from octavo.messages import CacheOrder, CacheReply, EngineCoreOutputs, EngineCoreRequest, EngineInfo
 from octavo.utils.logs import settings
 
 LAST_WORDS_SECONDS = 0.2  # after an exit, how long to wait for the message that explains it
@@ -60,6 +61,10 @@ class InprocClient:
         if abort_ids:
             self._core.abort(abort_ids)
 
+    def steer(self, order: CacheOrder) -> CacheReply:
+        """Do something with cached prefixes. Raises ValidationError if that cannot be done."""
+        return _sound(self._core.steer(order))
+
     def has_work(self) -> bool:
         return self._core.has_work()
 
@@ -88,6 +93,9 @@ class AsyncCoreClient:
         self._decoder = msgspec.msgpack.Decoder(Message)
         self._requests: list[PackedRequest] = []
         self._abort_ids: list[str] = []
+        self._orders: list[NumberedOrder] = []
+        self._order_numbers = itertools.count()
+        self._replies: dict[int, asyncio.Future[CacheReply]] = {}  # by the number of the order, until it is answered
         self._loaded = False
         self._closing = False
         self._exited = asyncio.Event()
@@ -148,8 +156,16 @@ class AsyncCoreClient:
 
     def _die(self, error: EngineDeadError) -> None:
         self.error = self.error or error
+        self._fail_orders()
         if self._receiving is not None:
             self._receiving.cancel()
+
+    def _fail_orders(self) -> None:
+        """Nobody will answer any more."""
+        replies, self._replies = self._replies, {}
+        for reply in replies.values():
+            if not reply.done():
+                reply.set_exception(self.error or EngineDeadError("the engine core is gone"))
 
     # ---- messages
 
@@ -174,6 +190,10 @@ class AsyncCoreClient:
                 idle = stats is not None and stats.num_running == stats.num_waiting == 0
                 self.owes_since = None if idle else time.monotonic()
                 return message.outputs
+            if message.reply is not None:
+                reply = self._replies.pop(message.reply.number)
+                if not reply.done():  # whoever waited has left
+                    reply.set_result(message.reply.reply)
             if message.failure is not None:
                 self.error = EngineDeadError(f"the engine core failed: {message.failure.message}")
                 raise self.error
@@ -206,20 +226,36 @@ class AsyncCoreClient:
         Raises what msgpack raises for a request that it cannot carry; nothing of this call is sent then.
         """
         packed = [PackedRequest(one.output_ids, msgspec.Raw(self._encoder.encode(one))) for one in requests]
-        if not self._requests and not self._abort_ids:
-            self._loop.call_soon(self._flush)
+        self._flush_soon()
         self.expect_answer()
         self._requests += packed
         self._abort_ids += abort_ids
+
+    async def steer(self, order: CacheOrder) -> CacheReply:
+        """Have the core do something with cached prefixes, between two steps.
+
+        Raises ValidationError if that cannot be done, and EngineDeadError.
+        """
+        if self.error is not None:
+            raise self.error
+        number = next(self._order_numbers)
+        reply = self._replies[number] = self._loop.create_future()
+        self._flush_soon()
+        self._orders.append(NumberedOrder(number, order))
+        return _sound(await reply)
 
     def expect_answer(self) -> None:
         """The core has work, whatever it said last."""
         if self.owes_since is None:
             self.owes_since = time.monotonic()
 
+    def _flush_soon(self) -> None:
+        if not (self._requests or self._abort_ids or self._orders):
+            self._loop.call_soon(self._flush)
+
     def _flush(self) -> None:
-        command = Command(requests=self._requests, abort_ids=self._abort_ids)
-        self._requests, self._abort_ids = [], []
+        command = Command(requests=self._requests, abort_ids=self._abort_ids, orders=self._orders)
+        self._requests, self._abort_ids, self._orders = [], [], []
         if not self._closing:
             self._commands.send(self._encoder.encode(command), zmq.NOBLOCK)
 
@@ -232,6 +268,7 @@ class AsyncCoreClient:
     async def _end(self) -> None:
         self._closing = True
         self.error = self.error or EngineDeadError("the engine is shut down")
+        self._fail_orders()
         if self._loaded:
             self._commands.send(self._encoder.encode(Command(shutdown=True)), zmq.NOBLOCK)
         else:
@@ -249,6 +286,13 @@ class AsyncCoreClient:
         if self._process.stdin is not None:
             self._process.stdin.close()
         self._remove_folder()
+
+
+def _sound(reply: CacheReply) -> CacheReply:
+    """``reply``; raises its fault, if it has one."""
+    if reply.fault is not None:
+        raise reply.fault.exception(reply.fault.message)
+    return reply
 
 
 def _as_exception(failure: Failure) -> OctavoError:

@@ -22,7 +22,7 @@ import msgspec
 import zmq
 
 from octavo.engine.core import EngineCore, PhaseClock
-from octavo.engine.wire import LENGTH_BYTES, Command, Failure, Launch, Message, PackedRequest
+from octavo.engine.wire import LENGTH_BYTES, Command, Failure, Launch, Message, NumberedReply, PackedRequest
 from octavo.exceptions import OctavoError
 from octavo.messages import (
     EngineCoreOutput,
@@ -138,6 +138,8 @@ class CoreProcess:
                 self._add(core, request)
             if command.abort_ids:
                 core.abort(command.abort_ids)
+            for one in command.orders:
+                self.send(Message(reply=NumberedReply(one.number, core.steer(one.order))))
 
     def _add(self, core: EngineCore, request: PackedRequest) -> None:
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from octavo.config import EngineConfig
-from octavo.messages import EngineCoreOutputs, EngineInfo
+from octavo.messages import CacheOrder, CacheReply, EngineCoreOutputs, EngineInfo
 
 LENGTH_BYTES = 8
 
@@ -44,11 +44,26 @@ class PackedRequest(msgspec.Struct, frozen=True, array_like=True):
     packed: msgspec.Raw  # an EngineCoreRequest
 
 
+class NumberedOrder(msgspec.Struct, frozen=True, array_like=True):
+    """An order, and the number under which its reply comes."""
+
+    number: int
+    order: CacheOrder
+
+
+class NumberedReply(msgspec.Struct, frozen=True, array_like=True):
+    """The reply to the order with this number."""
+
+    number: int
+    reply: CacheReply
+
+
 class Command(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Front end to core. Requests are added before ids are aborted."""
+    """Front end to core. Requests are added before ids are aborted, orders are carried out last."""
 
     requests: list[PackedRequest] = []
     abort_ids: list[str] = []
+    orders: list[NumberedOrder] = []
     shutdown: bool = False
 
 
@@ -63,6 +78,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Core to front end; exactly one field is set. ``phase`` is the name of a start-up phase that begins."""
 
     outputs: EngineCoreOutputs | None = None
+    reply: NumberedReply | None = None
     phase: str | None = None
     ready: EngineInfo | None = None
     failure: Failure | None = None

@@ -46,6 +46,14 @@ class TierChain:
         """The leading ones of ``keys`` that the :meth:`finder` finds."""
         return list(takewhile(self.finder(), keys))
 
+    def has(self, key: bytes) -> bool:
+        """Can ``key`` be loaded, whether or not it is worth it?"""
+        return any(tier.has(key) for tier in self._tiers)
+
+    def has_tier(self, name: str) -> bool:
+        """Is there a tier called ``name``?"""
+        return name in self._by_name
+
     def pin(self, keys: Iterable[bytes]) -> None:
         """Keep what was found while room is made for it. To be released."""
         for key in keys:

@@ -6,6 +6,7 @@ import enum
 
 import msgspec
 
+from octavo.messages.cache import CacheMiss, CachePin
 from octavo.messages.fault import RequestFault
 from octavo.messages.kv_transfer import KVTierStats
 from octavo.messages.sampling_params import SamplingParams
@@ -36,6 +37,8 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     deadline: float | None = None  # time.monotonic() seconds: it is not worth starting afterwards
     sample_index: int = 0  # which of the n samples of one user request this is; part of the random key
     cache_salt: str | None = None
+    cache_pins: list[CachePin] = []  # of its prompt, shortest first
+    wants_cache_report: bool = False
     grammar: str | None = None  # that the output must follow, as the checker of structured_output wrote it
 
     @property
@@ -86,6 +89,8 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     error: RequestFault | None = None  # set with finish_reason ERROR
     num_cached_tokens: int = 0  # prompt tokens taken from a cache (valid from the first output on);
     num_external_tokens: int = 0  # of these, from a tier behind the block pool
+    num_pinned_tokens: int = 0  # prompt tokens up to which its pins could be set
+    cache_miss: CacheMiss | None = None  # of a request that asked for the report
     queued_time: float | None = None  # monotonic seconds, on the first output of a request
     scheduled_time: float | None = None  # first time it was scheduled, on the first output of a request
     num_preemptions: int = 0

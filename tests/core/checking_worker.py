@@ -8,6 +8,7 @@ token is a function of the full history, so a request's output must be :func:`ex
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from octavo.kv_transfer.chain import MakeTier, TierChain
 from octavo.kv_transfer.connectors.disk.planner import DiskTier
 from octavo.kv_transfer.connectors.host.planner import HostTier
 from octavo.messages import (
+    CachePin,
     EngineCoreOutput,
     EngineCoreRequest,
     FinishReason,
@@ -59,9 +61,11 @@ def make_request(
     salt: str | None = None,
     priority: int = 0,
     tenant: Tenant = NOBODY,
+    pins: Sequence[CachePin] = (),
+    report: bool = False,
     **sampling: object,
 ) -> EngineCoreRequest:
-    """A request that stops at EOS only if told to."""
+    """A request that stops at EOS only if told to; ``report``: it asks why the cache missed."""
     return EngineCoreRequest(
         request_id=request_id,
         prompt_token_ids=prompt,
@@ -71,6 +75,8 @@ def make_request(
         cache_salt=salt,
         priority=priority,
         tenant=tenant,
+        cache_pins=list(pins),
+        wants_cache_report=report,
     )
 
 
@@ -449,8 +455,9 @@ class Loop:
         windows: Sequence[int | None] = (None,),
         tiers: TierChain | None = None,
         num_drafts: int = 0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.scheduler = Scheduler(config, cache, num_blocks, max_model_len, windows=windows, tiers=tiers)
+        self.scheduler = Scheduler(config, cache, num_blocks, max_model_len, windows=windows, tiers=tiers, clock=clock)
         if policy is not None:
             self.scheduler._policy = self.scheduler._book._policy = policy
         self.worker = CheckingWorker(config, cache.block_size, num_blocks, windows, num_drafts)
@@ -543,8 +550,8 @@ class Loop:
             assert self.num_plans < bound, "livelock"
         assert not self.worker.states
         assert self.scheduler.num_running == self.scheduler.num_waiting == 0
-        pool = self.scheduler._kv.pool
-        assert pool.num_free == pool.num_usable
+        pool, pins = self.scheduler._kv.pool, self.scheduler._kv.steering.pins
+        assert pool.num_free == pool.num_usable - len(pins.held)
 
     def check_results(self) -> None:
         """Each finished request gave what it gives alone (or, if it was ended from outside, the beginning of that)."""

@@ -13,7 +13,7 @@ from octavo.core.family import SOLO
 from octavo.core.kv_cache.hashing import hash_block
 from octavo.core.kv_cache.manager import KVCacheManager, Prefix
 from octavo.core.request import Request
-from octavo.messages import FinishReason, RequestFault
+from octavo.messages import FinishReason, RequestFault, ResetCache
 from tests.core.checking_worker import Loop, cache_config, make_request
 
 TOKENS = [1, 2, 3, 4]
@@ -188,7 +188,7 @@ def test_reset_forgets_prefixes_of_running_requests_too() -> None:
     loop.add(make_request("running", list(range(12)), max_tokens=12))
     loop.step()
     loop.step()
-    loop.scheduler.reset_prefix_cache()
+    loop.scheduler.steer(ResetCache())
     loop.run()
     assert len(loop.scheduler._kv.index) == 0
     for request_id, cached in (("next", 0), ("third", 8)):

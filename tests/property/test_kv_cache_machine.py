@@ -10,8 +10,10 @@ from octavo.core.family import SOLO
 from octavo.core.kv_cache.block import Block
 from octavo.core.kv_cache.block_pool import BlockPool
 from octavo.core.kv_cache.manager import KVCacheManager, Room
+from octavo.core.kv_cache.pins import PinLimits
 from octavo.core.kv_cache.prefix_index import PrefixIndex
 from octavo.core.request import Request
+from octavo.messages import EvictPrefixes, ListPrefixes, RemovePin, SetPin
 from tests.core.checking_worker import make_request
 
 
@@ -91,7 +93,8 @@ class ManagerMachine(RuleBasedStateMachine):
 
     @initialize(num_blocks=st.integers(2, 14), block_size=st.sampled_from([1, 2, 4]), caching=st.booleans())
     def start(self, num_blocks: int, block_size: int, caching: bool) -> None:
-        self.manager = KVCacheManager(num_blocks, block_size, enable_prefix_caching=caching)
+        limits = PinLimits(num_blocks // 2 * caching, num_blocks)
+        self.manager = KVCacheManager(num_blocks, block_size, enable_prefix_caching=caching, pin_limits=limits)
         self.caching = caching
         self.contents: dict[int, list[tuple[object, ...]]] = {}  # by block, then by offset
         self.running: list[Request] = []
@@ -190,6 +193,7 @@ class ManagerMachine(RuleBasedStateMachine):
         one = data.draw(st.sampled_from(self.running))
         chosen = [r for r in self.running if r is not one and data.draw(st.booleans())]
         kept = [self.manager.block_ids(r) for r in self.running if r is not one and r not in chosen]
+        kept.append([block.block_id for block in self.manager.steering.pins.held])
         blocks = {b for r in chosen for b in self.manager.block_ids(r)}
         own = self.manager.block_ids(one)
         freed = blocks.difference(own, *kept)
@@ -202,6 +206,26 @@ class ManagerMachine(RuleBasedStateMachine):
         self.running.remove(request)
         request.finish()
 
+    @rule(
+        prompt=st.lists(st.integers(0, 1), max_size=14),
+        salt=st.sampled_from([None, "a"]),
+        ttl=st.sampled_from([0.0, 1000.0]),
+    )
+    def pin(self, prompt: list[int], salt: str | None, ttl: float) -> None:
+        self.manager.steering.carry_out(SetPin(ttl, prompt_token_ids=prompt, cache_salt=salt))
+
+    @rule(number=st.integers(0, 5))
+    def unpin(self, number: int) -> None:
+        self.manager.steering.carry_out(RemovePin(f"pin-{number}"))
+
+    @rule(data=st.data())
+    def evict(self, data: st.DataObject) -> None:
+        pinned = self.manager.steering.pins.held
+        found = self.manager.steering.carry_out(ListPrefixes(100)).prefixes
+        one = data.draw(st.sampled_from([None, *(prefix.prefix for prefix in found)]))
+        assert self.manager.steering.carry_out(EvictPrefixes(one)).found
+        assert self.manager.steering.pins.held == pinned
+
     @rule()
     def reset(self) -> None:
         self.manager.reset_prefix_cache()
@@ -211,6 +235,13 @@ class ManagerMachine(RuleBasedStateMachine):
         if not hasattr(self, "manager"):
             return
         self.manager.check_invariants(self.running)
+        book, pins = self.manager.steering.book, self.manager.steering.pins
+        assert len(pins.held) <= pins.num_blocks <= pins.limits.blocks
+        for row in book.rows():
+            path = book.path(row.row_hash)
+            tokens = [token_id for one in path for token_id in one.token_ids]
+            for block in row.blocks.values() if path else []:
+                assert self.contents[block.block_id][-1] == (row.salt, *tokens), "the book knows it wrongly"
         for request in self.running:
             size, table = self.manager.block_size, self.manager.block_ids(request)
             for position in range(request.num_computed_tokens):

@@ -14,7 +14,20 @@ from octavo.core.fair import FairPolicy
 from octavo.core.policy import FcfsPolicy
 from octavo.core.priority import PriorityPolicy
 from octavo.exceptions import ValidationError
-from octavo.messages import BeamSearch, EngineCoreRequest, FinishReason, Tenant
+from octavo.messages import (
+    BeamSearch,
+    CachePin,
+    EngineCoreRequest,
+    EvictPrefixes,
+    FinishReason,
+    ListPrefixes,
+    RemovePin,
+    ResetCache,
+    RestorePrefix,
+    SavePrefixes,
+    SetPin,
+    Tenant,
+)
 from tests.core.checking_worker import VOCAB, ByPriority, Loop, SortedByPriority, cache_config, host_tier, make_request
 
 # Prompts are cut out of a few texts, so that many share a beginning.
@@ -40,6 +53,7 @@ def loops(draw: st.DrawFn) -> Loop:
         long_prefill_token_threshold=draw(st.sampled_from([0, 0, 1, 5])),
     )
     cache = cache_config(draw(st.sampled_from([1, 2, 4, 4, 8])), enable_prefix_caching=draw(st.booleans()))
+    object.__setattr__(cache, "max_pinned_share", draw(st.sampled_from([0.0, 0.5, 0.9])))
     windows = draw(st.sampled_from(WINDOWS))
     tiers = st.none() | st.builds(
         host_tier, st.sampled_from([0, 1, 3, 9, 40]), swaps=st.booleans(), disk=st.sampled_from([0, 0, 1, 3, 40])
@@ -69,6 +83,8 @@ sampling = st.fixed_dictionaries(
         "tenant": st.sampled_from([Tenant(), Tenant("a"), Tenant("b", 2.0), Tenant("c", 0.5, 1), Tenant("d", 1.0, 2)]),
         "n": st.sampled_from([1, 1, 1, 2, 4]),
         "num_beams": st.sampled_from([0, 0, 0, 0, 1, 3]),
+        "pins": st.lists(st.builds(CachePin, st.integers(1, 30), st.sampled_from([0.0, 1000.0])), max_size=2),
+        "report": st.booleans(),
     }
 )
 
@@ -129,9 +145,28 @@ class SchedulerMachine(RuleBasedStateMachine):
     def lose_loads(self, count: int) -> None:
         self.loop.worker.losing = count
 
+    @rule(prompt=prompts(), salt=st.sampled_from([None, None, "a"]), ttl=st.sampled_from([0.0, 1000.0]))
+    def pin(self, prompt: list[int], salt: str | None, ttl: float) -> None:
+        self.loop.scheduler.steer(SetPin(ttl, prompt_token_ids=prompt, cache_salt=salt))
+
+    @rule(number=st.integers(0, 9))
+    def unpin(self, number: int) -> None:
+        self.loop.scheduler.steer(RemovePin(f"pin-{number}"))
+
+    @rule(data=st.data())
+    def evict(self, data: st.DataObject) -> None:
+        found = self.loop.scheduler.steer(ListPrefixes(100)).prefixes
+        one = data.draw(st.sampled_from([None, *(prefix.prefix for prefix in found)]))
+        assert self.loop.scheduler.steer(EvictPrefixes(one)).found
+
+    @rule(prompt=prompts())
+    def restore(self, prompt: list[int]) -> None:
+        self.loop.scheduler.steer(SavePrefixes())
+        self.loop.scheduler.steer(RestorePrefix(prompt))
+
     @rule()
     def reset_prefix_cache(self) -> None:
-        self.loop.scheduler.reset_prefix_cache()
+        self.loop.scheduler.steer(ResetCache())
 
     @invariant()
     def sound(self) -> None:

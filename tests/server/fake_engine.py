@@ -11,11 +11,13 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from octavo.config import QueueConfig, SamplingConfig, TenantTable
+from octavo.core.kv_cache.manager import KVCacheManager
+from octavo.core.kv_cache.pins import PinLimits
 from octavo.engine.deadlines import Deadlines
 from octavo.engine.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from octavo.engine.tenants import Tenants
 from octavo.exceptions import EngineDeadError, OverloadedError, RequestError, ValidationError
-from octavo.messages import EngineInfo, RequestOutputKind, SamplingParams
+from octavo.messages import CacheOrder, CacheReply, EngineInfo, RequestOutputKind, SamplingParams
 
 VOCAB = 128
 TIMES = RequestMetrics(10.0, queued_time=10.0, scheduled_time=10.5, first_token_time=11.0, last_token_time=12.0)
@@ -79,6 +81,7 @@ class FakeEngine:
         self.tenants: list[str] = []
         self.timeouts: list[float | None] = []
         self.table = Tenants(TenantTable())
+        self._kv = KVCacheManager(9, 16, pin_limits=PinLimits(4, 2))
         self._abort_ids: set[str | None] = set()
         self.running = 0
         self.aborted = 0
@@ -164,6 +167,13 @@ class FakeEngine:
             if rank != 2:
                 entry[(token_id + rank) % VOCAB] = Logprob(-0.5 * rank, rank, "?")
         return entry
+
+    async def steer(self, order: CacheOrder) -> CacheReply:
+        """The cache of a pool that no request has used."""
+        reply = self._kv.steering.carry_out(order)
+        if reply.fault is not None:
+            raise reply.fault.exception(reply.fault.message)
+        return reply
 
     async def check_health(self) -> None:
         if self.dead:

@@ -74,6 +74,12 @@ class BlockPool:
             else:
                 self._free.push_tail(block)
 
+    def discard(self, block: Block) -> None:
+        """``block`` holds nothing that is wanted: if it is free, it is the next to be reused."""
+        if block.ref_count == 0:
+            self._free.remove(block)
+            self._free.push_head(block)
+
     def check_invariants(self, references: dict[int, int]) -> None:
         """``references``: how many block tables hold each block id. Raises InvariantError."""
         free = [block.block_id for block in self._free]

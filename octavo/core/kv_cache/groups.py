@@ -19,13 +19,17 @@ always fit.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from octavo.core.kv_cache.block import Block
 from octavo.core.kv_cache.block_pool import BlockPool
 from octavo.core.kv_cache.manager import NO_ROOM_NEEDED, KVCacheManager, Prefix, Room
+from octavo.core.kv_cache.pins import NO_PINS, PinLimits
 from octavo.core.kv_cache.prefix_index import PrefixIndex
+from octavo.core.kv_cache.steering import Steering
 from octavo.core.kv_cache.swaps import Swap, block_keys
 from octavo.core.kv_cache.tier_link import TierLink
 from octavo.core.request import Request, RequestStatus
@@ -51,7 +55,9 @@ class _Table:
 class GroupedKVCacheManager:
     """As ``KVCacheManager``; ``windows`` are those of the groups, None for full attention."""
 
-    __slots__ = ("_null", "_tables", "_windows", "block_size", "enable_prefix_caching", "index", "pool", "tiers")
+    __slots__ = (
+        *("_null", "_tables", "_windows", "block_size", "enable_prefix_caching", "index", "pool", "steering", "tiers"),
+    )
 
     def __init__(
         self,
@@ -61,12 +67,23 @@ class GroupedKVCacheManager:
         tiers: TierChain | None = None,
         *,
         enable_prefix_caching: bool = True,
+        pin_limits: PinLimits = NO_PINS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
-        self.index = PrefixIndex()
+        self.index = PrefixIndex(lambda block: self.steering.unnamed(block))
         self.tiers = TierLink(tiers or TierChain(), block_size)
         self.pool = BlockPool(num_blocks, self.index, self.tiers.evicted)
+        self.steering = Steering(
+            self.pool,
+            self.tiers,
+            self._names,
+            self.reset_prefix_cache,
+            block_size=block_size,
+            limits=pin_limits,
+            clock=clock,
+        )
         self._null = self.pool.blocks[0]
         self._windows = tuple(windows)
         self._tables: dict[str, _Table] = {}
@@ -144,6 +161,8 @@ class GroupedKVCacheManager:
             return None
         self.pool.acquire(shared)
         self.tiers.chain.used(block.block_hash for block in shared if block.block_hash is not None)
+        if prefix.num_local:
+            self.steering.book.used(request.block_hashes[prefix.num_local // self.block_size - 1])
         self.tiers.chain.pin(keys)  # what is evicted now goes to a tier, and must not push them out
         first = self._first_rows(cached)
         holes = [
@@ -284,7 +303,9 @@ class GroupedKVCacheManager:
             for group in range(self.num_groups):
                 block = table.blocks[row * self.num_groups + group]
                 if block is not self._null and block.block_hash is None:
-                    self.index.insert(_name(hashes[row], group), block)
+                    name = _name(hashes[row], group)
+                    if self.index.insert(name, block):
+                        self.steering.named(name, block, request, row)
                     self.tiers.fills(block, request)
         table.num_named = full
 
@@ -327,6 +348,7 @@ class GroupedKVCacheManager:
 
     def reset_prefix_cache(self) -> None:
         """Forget all shared prefixes; running requests keep their blocks but offer them to nobody any more."""
+        self.steering.clear()
         self.index.clear()
         self.tiers.clear()
         for table in self._tables.values():
@@ -336,7 +358,10 @@ class GroupedKVCacheManager:
         """Tables belong to exactly the ``holders`` and hold what their next tokens see; the pool is sound."""
         if self._tables.keys() != {request.request_id for request in holders}:
             raise InvariantError(f"block tables of {sorted(self._tables)}, not of {[r.request_id for r in holders]}")
-        self.pool.check_invariants(self._held(holders))
+        references = self._held(holders)
+        references.update(block.block_id for block in self.steering.pins.held)
+        self.pool.check_invariants(references)
+        self.steering.check_invariants()
         for request in holders:
             table, computed = self._tables[request.request_id], request.num_computed_tokens
             if len(table.blocks) != self._num_entries(wanted := request.num_covered_tokens):
@@ -350,6 +375,11 @@ class GroupedKVCacheManager:
 
     def _held(self, holders: Sequence[Request]) -> Counter[int]:
         return Counter(block.block_id for one in holders for block in self._real(self._tables[one.request_id].blocks))
+
+    def _names(self, hashes: Sequence[bytes]) -> list[bytes]:
+        """Of all blocks of these rows that the token after them sees."""
+        first = self._first_rows(len(hashes) * self.block_size)
+        return [_name(h, group) for row, h in enumerate(hashes) for group, start in enumerate(first) if row >= start]
 
     def _real(self, blocks: Iterable[Block]) -> list[Block]:
         return [block for block in blocks if block is not self._null]
@@ -366,12 +396,12 @@ KVManager = KVCacheManager | GroupedKVCacheManager
 
 
 def make_manager(
-    num_blocks: int, block_size: int, windows: Windows, tiers: TierChain | None = None, *, enable_prefix_caching: bool
+    num_blocks: int, block_size: int, windows: Windows, tiers: TierChain | None = None, **options: Any
 ) -> KVManager:
-    """The manager of a model whose groups have these ``windows``."""
+    """The manager of a model whose groups have these ``windows``; ``options`` are those of its class."""
     if tuple(windows) == (None,):
-        return KVCacheManager(num_blocks, block_size, tiers, enable_prefix_caching=enable_prefix_caching)
-    return GroupedKVCacheManager(num_blocks, block_size, windows, tiers, enable_prefix_caching=enable_prefix_caching)
+        return KVCacheManager(num_blocks, block_size, tiers, **options)
+    return GroupedKVCacheManager(num_blocks, block_size, windows, tiers, **options)
 
 
 def _name(block_hash: bytes, group: int) -> bytes:

@@ -16,13 +16,16 @@ writes into a copy of it (copy-on-write); the last one to hold it writes in plac
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from octavo.core.kv_cache.block import Block
 from octavo.core.kv_cache.block_pool import BlockPool
+from octavo.core.kv_cache.pins import NO_PINS, PinLimits
 from octavo.core.kv_cache.prefix_index import PrefixIndex
+from octavo.core.kv_cache.steering import Steering
 from octavo.core.kv_cache.swaps import Swap, block_keys
 from octavo.core.kv_cache.tier_link import TierLink
 from octavo.core.request import Request, RequestStatus
@@ -77,7 +80,7 @@ class KVCacheManager:
     ``tiers`` keep what the pool gives up, and supply it again.
     """
 
-    __slots__ = ("_tables", "block_size", "enable_prefix_caching", "index", "pool", "tiers")
+    __slots__ = ("_tables", "block_size", "enable_prefix_caching", "index", "pool", "steering", "tiers")
 
     def __init__(
         self,
@@ -86,12 +89,23 @@ class KVCacheManager:
         tiers: TierChain | None = None,
         *,
         enable_prefix_caching: bool = True,
+        pin_limits: PinLimits = NO_PINS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
-        self.index = PrefixIndex()
+        self.index = PrefixIndex(lambda block: self.steering.unnamed(block))
         self.tiers = TierLink(tiers or TierChain(), block_size)
         self.pool = BlockPool(num_blocks, self.index, self.tiers.evicted)
+        self.steering = Steering(
+            self.pool,
+            self.tiers,
+            lambda hashes: hashes,
+            self.reset_prefix_cache,
+            block_size=block_size,
+            limits=pin_limits,
+            clock=clock,
+        )
         self._tables: dict[str, _Table] = {}
 
     @property
@@ -135,6 +149,8 @@ class KVCacheManager:
         table = self._tables[request.request_id] = _Table()
         self.pool.acquire(blocks)
         self.tiers.chain.used(request.block_hashes[: len(blocks)])
+        if blocks:
+            self.steering.book.used(request.block_hashes[len(blocks) - 1])
         self.tiers.chain.pin(keys)  # what is evicted now goes to a tier, and must not push them out
         table.blocks = [*blocks, *self._allocate(self._num_blocks(cached + num_tokens) - len(blocks))]
         table.num_named = table.num_offered = len(blocks)
@@ -252,7 +268,8 @@ class KVCacheManager:
             return
         hashes = request.hashes(self.block_size)
         for i in range(table.num_named, full):
-            self.index.insert(hashes[i], table.blocks[i])
+            if self.index.insert(hashes[i], table.blocks[i]):
+                self.steering.named(hashes[i], table.blocks[i], request, i)
             self.tiers.fills(table.blocks[i], request)
         table.num_named = full
 
@@ -294,6 +311,7 @@ class KVCacheManager:
 
     def reset_prefix_cache(self) -> None:
         """Forget all shared prefixes; running requests keep their blocks but offer them to nobody any more."""
+        self.steering.clear()
         self.index.clear()
         self.tiers.clear()
         for table in self._tables.values():
@@ -304,7 +322,9 @@ class KVCacheManager:
         if self._tables.keys() != {request.request_id for request in holders}:
             raise InvariantError(f"block tables of {sorted(self._tables)}, not of {[r.request_id for r in holders]}")
         references = Counter(block.block_id for table in self._tables.values() for block in table.blocks)
+        references.update(block.block_id for block in self.steering.pins.held)
         self.pool.check_invariants(references)
+        self.steering.check_invariants()
         for request in holders:
             held, wanted = len(self._tables[request.request_id].blocks), request.num_covered_tokens
             if held != self._num_blocks(wanted):

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from octavo.core.kv_cache.block import Block
 
 
 class PrefixIndex:
-    """One block per hash. Of two blocks with equal contents the first one is found, the other stays nameless."""
+    """One block per hash. Of two blocks with equal contents the first one is found, the other stays nameless.
 
-    __slots__ = ("_blocks",)
+    ``on_removed`` hears of each block that has just lost its name, except by ``clear``.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_blocks", "_on_removed")
+
+    def __init__(self, on_removed: Callable[[Block], None] = lambda block: None) -> None:
         self._blocks: dict[bytes, Block] = {}
+        self._on_removed = on_removed
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -32,16 +36,19 @@ class PrefixIndex:
             found.append(block)
         return found
 
-    def insert(self, block_hash: bytes, block: Block) -> None:
-        """Name ``block``, unless another block already has this name."""
-        if self._blocks.setdefault(block_hash, block) is block:
+    def insert(self, block_hash: bytes, block: Block) -> bool:
+        """Name ``block``, which has no name; False if another block already has this one."""
+        named = self._blocks.setdefault(block_hash, block) is block
+        if named:
             block.block_hash = block_hash
+        return named
 
     def remove(self, block: Block) -> None:
         """Forget the name of ``block``, if it has one."""
         if block.block_hash is not None:
             del self._blocks[block.block_hash]
             block.block_hash = None
+            self._on_removed(block)
 
     def clear(self) -> None:
         """Forget all names."""

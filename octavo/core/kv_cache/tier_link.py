@@ -40,8 +40,12 @@ class TierLink:
 
     def evicted(self, key: bytes, block_id: int) -> None:
         """The pool gives up a block. One that a step in flight fills goes to no tier: if that fails, nobody is told."""
-        if not any(block_id in step for step in (self._filling, *self._in_flight.values())):
+        if not self.is_filling(block_id):
             self.chain.evicted(key, block_id)
+
+    def is_filling(self, block_id: int) -> bool:
+        """A step that has not come back fills a block, or the one being planned."""
+        return any(block_id in step for step in (self._filling, *self._in_flight.values()))
 
     def swap_out(
         self,

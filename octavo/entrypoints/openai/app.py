@@ -9,7 +9,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 import octavo
 from octavo.config import ServerConfig
-from octavo.entrypoints import health, metrics_endpoint
+from octavo.entrypoints import cache_admin, health, metrics_endpoint
 from octavo.entrypoints.access_log import AccessLog
 from octavo.entrypoints.anthropic import messages
 from octavo.entrypoints.openai import chat, completions, models, render, requests, tokenize
@@ -26,7 +26,7 @@ from octavo.entrypoints.tenants import TenantHeader
 
 ROUTERS = (
     *(chat.router, completions.router, responses.router, models.router, render.router),
-    *(tokenize.router, requests.router, health.router, metrics_endpoint.router),
+    *(tokenize.router, requests.router, cache_admin.router, health.router, metrics_endpoint.router),
 )
 
 

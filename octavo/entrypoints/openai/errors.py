@@ -188,8 +188,11 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
         kind = request.headers.get("content-type", "")
         refusal = f"the body must come with Content-Type: application/json, got {kind[:100]!r}"
         return error_response(400, refusal, path=path)
-    errors = [{**one, "loc": one["loc"][1:]} for one in error.errors()]  # all are in the body
-    return error_response(400, *describe_fields(errors, error.body), path=path)
+    errors = error.errors()
+    part = errors[0]["loc"][0]  # of the request
+    sent = dict(request.query_params) if part == "query" else error.body
+    found = [{**one, "loc": one["loc"][1:]} for one in errors if one["loc"][0] == part]
+    return error_response(400, *describe_fields(found, sent), path=path)
 
 
 def install_error_handlers(app: FastAPI) -> None:

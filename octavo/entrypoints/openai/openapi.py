@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from octavo.entrypoints.anthropic import answers as messages
-from octavo.entrypoints.openai import answers
+from octavo.entrypoints.openai import answers, cache_answers
 from octavo.entrypoints.openai.errors import AnthropicErrorBody, ErrorBody
 from octavo.entrypoints.openai.responses import answers as responses
 
@@ -31,6 +31,7 @@ ANSWERS: tuple[Any, ...] = (
     answers.ServerLoad,
     answers.ServerVersion,
     answers.Tokenized,
+    *(cache_answers.BlocksChanged, cache_answers.Pin, cache_answers.PinRemoved, cache_answers.PrefixCache),
     *(responses.Event, responses.InputTokens, responses.ResponseObject),
     *(messages.MessageAnswer, messages.TokensCount, messages.ModelInfo, messages.ModelPage, *messages.EVENTS),
     *(AnthropicErrorBody, ErrorBody),

@@ -1,0 +1,239 @@
+"""Pins, listing, eviction, saving and restoring of prefixes, through the scheduler and a worker that distrusts it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from octavo.config import SchedulerConfig
+from octavo.core.admission import pin_limits
+from octavo.core.kv_cache.pins import PinLimits
+from octavo.messages import (
+    CacheOrder,
+    CachePin,
+    CacheReply,
+    EvictPrefixes,
+    ListPrefixes,
+    RemovePin,
+    ResetCache,
+    RestorePrefix,
+    SavePrefixes,
+    SetPin,
+)
+from tests.core.checking_worker import Loop, cache_config, host_tier, make_request
+
+CONFIG = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=40)
+SYSTEM = [3, 1, 4, 1, 5, 9, 2, 6]  # two blocks of 4
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def make_loop(clock: Clock) -> Callable[..., Loop]:
+    def make(num_blocks: int = 41, max_model_len: int = 60, share: float = 0.5, **more: object) -> Loop:
+        cache = cache_config(4)
+        object.__setattr__(cache, "max_pinned_share", share)
+        return Loop(CONFIG, cache, num_blocks=num_blocks, max_model_len=max_model_len, clock=clock, **more)  # type: ignore[arg-type]
+
+    return make
+
+
+def run(loop: Loop, name: str, prompt: list[int], **more: object) -> int:
+    """Run one request alone; the number of its tokens that came from the cache."""
+    loop.add(make_request(name, prompt, max_tokens=2, **more))  # type: ignore[arg-type]
+    loop.run()
+    return loop.received[name].outputs[0].num_cached_tokens
+
+
+def steer(loop: Loop, order: CacheOrder) -> CacheReply:
+    reply = loop.scheduler.steer(order)
+    loop.scheduler.check_invariants()
+    assert reply.fault is None, reply.fault
+    return reply
+
+
+def flood(loop: Loop, count: int = 8) -> None:
+    """Requests of nothing but new tokens, many times what the pool holds."""
+    for i in range(count):
+        run(loop, f"flood{id(loop)}-{i}-{loop.scheduler._next_step_id}", [(i * 7 + k * k) % 23 for k in range(40)])
+
+
+def test_a_list_of_prefixes_is_where_sequences_end_or_part(make_loop: Callable[..., Loop], clock: Clock) -> None:
+    loop = make_loop()
+    run(loop, "a", [*SYSTEM, 10, 11, 12, 13, 1])
+    clock.now += 10
+    run(loop, "b", [*SYSTEM, 20, 21, 22, 20, 2])
+    run(loop, "salted", [*SYSTEM, 7], salt="s")
+    reply = steer(loop, ListPrefixes(10, 5))
+    assert reply.num_prefixes == 4
+    assert reply.num_cached_blocks == 6
+    found = {(one.num_tokens, one.salted): one for one in reply.prefixes}
+    assert set(found) == {(8, False), (12, False), (8, True)}
+    system = found[8, False]
+    assert (system.hits, system.idle, system.num_blocks, system.num_used_blocks) == (1, 0.0, 2, 0)
+    assert (system.head, system.tail) == (SYSTEM[:5], SYSTEM[5:])
+    salted = found[8, True]
+    assert (salted.head, salted.tail) == ([], []), "a salt keeps a prefix apart, its text too"
+    (older,) = [one for one in reply.prefixes if one.idle == 10.0]
+    assert older.head == SYSTEM[:5]
+    assert older.tail == [6, 10, 11, 12, 13]
+    assert len(steer(loop, ListPrefixes(1)).prefixes) == 1
+
+
+def test_a_pinned_prefix_survives_any_flood_until_it_expires(make_loop: Callable[..., Loop], clock: Clock) -> None:
+    loop = make_loop()
+    run(loop, "a", [*SYSTEM, 10])
+    (pin,) = steer(loop, SetPin(60.0, prompt_token_ids=[*SYSTEM, 11])).pins
+    assert (pin.num_tokens, pin.num_blocks, pin.num_held, pin.expires_in) == (8, 2, 2, 60.0)
+    flood(loop)
+    assert run(loop, "b", [*SYSTEM, 10]) == 8
+    clock.now += 59
+    flood(loop)
+    assert run(loop, "c", [*SYSTEM, 10]) == 8
+    clock.now += 1
+    flood(loop)
+    assert run(loop, "d", [*SYSTEM, 10]) == 0
+    assert steer(loop, ListPrefixes(10)).pins == []
+
+
+def test_a_pin_on_what_is_not_computed_holds_it_once_it_is(make_loop: Callable[..., Loop]) -> None:
+    loop = make_loop()
+    (pin,) = steer(loop, SetPin(60.0, prompt_token_ids=SYSTEM)).pins
+    assert (pin.num_blocks, pin.num_held) == (2, 0)
+    run(loop, "a", [*SYSTEM[:5], 17, 17])
+    assert steer(loop, ListPrefixes(10)).pins[0].num_held == 1
+    run(loop, "b", [*SYSTEM, 10])
+    assert steer(loop, ListPrefixes(10)).pins[0].num_held == 2
+    flood(loop)
+    assert run(loop, "c", [*SYSTEM, 10]) == 8
+    assert steer(loop, RemovePin(pin.pin_id)).found
+    assert not steer(loop, RemovePin(pin.pin_id)).found
+    flood(loop)
+    assert run(loop, "d", [*SYSTEM, 10]) == 0
+
+
+def test_what_a_failed_step_left_in_a_pinned_block_goes(make_loop: Callable[..., Loop]) -> None:
+    loop = make_loop()
+    steer(loop, SetPin(60.0, prompt_token_ids=SYSTEM))
+    loop.worker.failing.add("bad")
+    loop.add(make_request("bad", [*SYSTEM, 10], max_tokens=2))
+    loop.run()
+    assert steer(loop, ListPrefixes(10)).pins[0].num_held == 0
+    assert run(loop, "good", [*SYSTEM, 10]) == 0
+    assert steer(loop, ListPrefixes(10)).pins[0].num_held == 2
+
+
+def test_pins_leave_room_for_the_longest_request() -> None:
+    cache = cache_config(4)
+    for num_blocks in range(2, 60):
+        for max_model_len in (2, 17, 60, 400):
+            limits = pin_limits(cache, num_blocks, 1, max_model_len)
+            usable = num_blocks - 1
+            assert 0 <= limits.tenant_blocks <= limits.blocks <= usable // 4
+            assert limits.blocks == 0 or (usable - limits.blocks) * 4 >= max_model_len
+    off = cache_config(4, enable_prefix_caching=False)
+    assert pin_limits(off, 1000, 1, 16) == PinLimits(0, 0)
+
+
+def test_the_quota_is_named(make_loop: Callable[..., Loop]) -> None:
+    loop = make_loop(num_blocks=21, max_model_len=40, share=0.2)
+    steer(loop, SetPin(60.0, prompt_token_ids=list(range(12))))
+    reply = loop.scheduler.steer(SetPin(60.0, prompt_token_ids=list(range(8, 16))))
+    assert reply.fault is not None
+    assert reply.fault.refused
+    assert "5 blocks would be pinned, and at most 4" in reply.fault.message
+    steer(loop, SetPin(60.0, prompt_token_ids=[*range(12), 1, 1, 1, 1]))  # its first three are pinned already
+    short = loop.scheduler.steer(SetPin(60.0, prompt_token_ids=[1, 2, 3]))
+    assert short.fault is not None
+    assert "less than 4, a block" in short.fault.message
+
+
+def test_requests_pin_within_the_quota_of_their_tenant(make_loop: Callable[..., Loop], clock: Clock) -> None:
+    loop = make_loop(num_blocks=41, share=0.2)  # 8 blocks, 4 for one tenant
+    run(loop, "a", list(range(20)), pins=[CachePin(8, 300.0), CachePin(20, 3600.0)])
+    assert loop.received["a"].outputs[0].num_pinned_tokens == 8, "the longer one is over the tenant's quota"
+    (pin,) = steer(loop, ListPrefixes(1)).pins
+    assert (pin.num_tokens, pin.num_held, pin.tenant, pin.expires_in) == (8, 2, "", 300.0)
+    clock.now += 200
+    run(loop, "b", list(range(20)), pins=[CachePin(8, 300.0)])
+    (pin,) = steer(loop, ListPrefixes(1)).pins
+    assert pin.expires_in == 300.0, "the same prefix is renewed"
+    assert run(loop, "c", [1, 2, 3], pins=[CachePin(3, 300.0)]) == 0
+    assert loop.received["c"].outputs[0].num_pinned_tokens == 0
+
+
+def test_evicting_takes_what_follows_and_what_only_led_there(make_loop: Callable[..., Loop]) -> None:
+    loop = make_loop()
+    run(loop, "a", [*SYSTEM, *range(10, 20)])  # 8 + 8, and a part
+    run(loop, "b", [*SYSTEM, 20, 21, 22, 20, 2])
+    longest = next(one for one in steer(loop, ListPrefixes(10)).prefixes if one.num_tokens == 16)
+    assert steer(loop, EvictPrefixes(longest.prefix)).num_blocks == 2, "the system prompt leads elsewhere too"
+    assert not steer(loop, EvictPrefixes(longest.prefix)).found
+    assert run(loop, "c", [*SYSTEM, *range(10, 20)]) == 8
+    steer(loop, SetPin(60.0, prompt_token_ids=SYSTEM))
+    assert steer(loop, EvictPrefixes()).num_blocks == 3
+    assert run(loop, "d", [*SYSTEM, *range(10, 20)]) == 8, "pinned blocks stay"
+    steer(loop, ResetCache())
+    assert steer(loop, ListPrefixes(10)) == CacheReply(max_pinned_blocks=20)
+    assert run(loop, "e", [*SYSTEM, 10]) == 0
+
+
+def test_running_requests_keep_what_is_evicted_around_them(make_loop: Callable[..., Loop]) -> None:
+    loop = make_loop()
+    loop.add(make_request("a", [*SYSTEM, 10], max_tokens=20))
+    for order in (EvictPrefixes(), SetPin(60.0, prompt_token_ids=SYSTEM), EvictPrefixes(), ResetCache()):
+        loop.step()
+        steer(loop, order)
+    loop.run()  # checks every cell and token
+
+
+def test_saved_prefixes_are_restored(make_loop: Callable[..., Loop]) -> None:
+    loop = make_loop(tiers=host_tier(0, swaps=False, disk=400))
+    run(loop, "a", [*SYSTEM, 10])
+    assert steer(loop, SavePrefixes()).num_blocks == 2
+    (prefix,) = steer(loop, ListPrefixes(10)).prefixes
+    assert steer(loop, SavePrefixes(prefix.prefix)).num_blocks == 2
+    assert not steer(loop, SavePrefixes(b"?")).found
+    flood(loop)
+    loop.worker.num_loads = 0
+    assert steer(loop, RestorePrefix([*SYSTEM, 11])).num_blocks == 2
+    assert loop.scheduler.has_requests(), "moves wait for a plan"
+    loop.run()
+    assert loop.worker.num_loads == 2
+    assert steer(loop, RestorePrefix(SYSTEM)).num_blocks == 0, "it is there"
+    assert run(loop, "b", [*SYSTEM, 10]) == 8
+    assert loop.worker.num_loads == 2
+
+
+def test_without_tiers_there_is_nothing_to_save_to(make_loop: Callable[..., Loop]) -> None:
+    loop = make_loop()
+    for order, flag in ((SavePrefixes(), "--kv-cache-dir"), (RestorePrefix(SYSTEM), "--swap-space")):
+        fault = loop.scheduler.steer(order).fault
+        assert fault is not None
+        assert fault.refused
+        assert flag in fault.message
+
+
+@pytest.mark.parametrize("windows", [(None, 6), (5,)])
+def test_pins_keep_what_windows_see(make_loop: Callable[..., Loop], windows: tuple[int | None, ...]) -> None:
+    loop = make_loop(windows=windows, num_blocks=81)
+    prompt = [*SYSTEM, *range(10, 18), 3]
+    steer(loop, SetPin(60.0, prompt_token_ids=prompt))
+    run(loop, "a", prompt)
+    (pin,) = steer(loop, ListPrefixes(10)).pins
+    assert pin.num_held == pin.num_blocks < 4 * len(windows)
+    for _ in range(3):
+        flood(loop, 12)
+    assert run(loop, "b", prompt) == 16
