@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
+import resource
 import socket
 import ssl
 import stat
@@ -12,6 +14,16 @@ from octavo.config import ServerConfig
 from octavo.exceptions import ConfigError
 
 BACKLOG = 2048
+MOST_FILES = 65536
+
+
+def allow_many_connections() -> None:
+    """Let this process have as many files open, and so connections, as the system lets it: the usual 1024 are few."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def bind(config: ServerConfig) -> socket.socket:
@@ -87,7 +99,12 @@ def url_of(config: ServerConfig, listener: socket.socket) -> str:
 
 def is_reachable_from_elsewhere(config: ServerConfig, listener: socket.socket) -> bool:
     """Whether other machines may connect."""
-    return config.uds is None and listener.getsockname()[0] not in ("::1", "127.0.0.1")
+    return config.uds is None and not is_on_loopback(config, listener)
+
+
+def is_on_loopback(config: ServerConfig, listener: socket.socket) -> bool:
+    """Whether it listens on TCP, for this machine alone."""
+    return config.uds is None and ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
 
 
 def tls_context(config: ServerConfig) -> ssl.SSLContext | None:

@@ -48,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if namespace.command is None:
         parser.print_help()
         return 2
+    from octavo.cli.announce import complain
     from octavo.exceptions import ConfigError, OctavoError
 
     _forgiving_streams()
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status: int = importlib.import_module(f"octavo.cli.{namespace.command}").run(namespace)
         return status
     except OctavoError as error:
-        print(f"octavo {namespace.command}: {error}", file=sys.stderr)
+        complain(f"octavo {namespace.command}: {error}")
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
         return 130

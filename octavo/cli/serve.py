@@ -14,7 +14,6 @@ import contextlib
 import logging
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +29,7 @@ from octavo.args.engine_args import (
 )
 from octavo.args.tenants import read_tenants
 from octavo.cli import listen
+from octavo.cli.announce import announce, announce_facts, complain
 from octavo.config import ChatConfig, EngineConfig, LogConfig, ServerConfig
 from octavo.exceptions import ConfigError, OctavoError
 from octavo.utils.logs import set_up
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("octavo.server")
 
 GRACE = 5.0  # seconds after the drain in which the last answers may be read
+MANY_LOGPROBS = 1000  # of a token; the whole vocabulary takes the front end some 0.1 s a token
 KEEP_ALIVE = 60  # seconds that an idle connection stays open
 
 
@@ -61,6 +62,7 @@ def run(namespace: argparse.Namespace) -> int:
     engine_config, server_config = engine_config_from_namespace(namespace), server_config_from_namespace(namespace)
     chat_config = chat_config_from_namespace(namespace)
     tls = listen.tls_context(server_config)
+    listen.allow_many_connections()
     listener = listen.bind(server_config)
     try:
         serving = Serving(engine_config, server_config, chat_config, log_config, listener, tls, started)
@@ -110,7 +112,8 @@ class Serving:
         self.listener, self.tls, self.started = listener, tls, started
         self.url = listen.url_of(server, listener)
         name = engine.model.served_model_name or engine.model.model
-        self.state: ServerState = ServerState(name, config=server, chat_config=chat, log_config=log)
+        local = listen.is_on_loopback(server, listener)
+        self.state: ServerState = ServerState(name, config=server, chat_config=chat, log_config=log, only_local=local)
         self._http: uvicorn.Server | None = None
         self._starting: asyncio.Task[None] | None = None
         self._draining: asyncio.Task[None] | None = None
@@ -157,7 +160,9 @@ class Serving:
             loop.add_signal_handler(signal.SIGHUP, self._on_reload)  # else a closed terminal ends the server
         if listen.is_reachable_from_elsewhere(self.server_config, self.listener) and not self.state.keys.guarded:
             logger.warning("whoever can reach %s may use this server; --api-key-file sets keys", self.url)
-        print(f"octavo listens on {self.url}, loading {self.state.model_name}", flush=True)
+        if not 0 <= (most := self.engine_config.sampling.max_logprobs) <= MANY_LOGPROBS:
+            logger.warning("--max-logprobs %d: one request for so many delays the tokens of all others", most)
+        announce(f"octavo listens on {self.url}, loading {self.state.model_name}")
         self._starting = asyncio.create_task(self._start_engine())
         http: uvicorn.Server = await call_in_thread(self._make_http)
         self._http, http.should_exit = http, self._stopping
@@ -165,7 +170,7 @@ class Serving:
         await asyncio.wait({serving, self._starting}, return_when=asyncio.FIRST_COMPLETED)
         failed = self._failure()
         if failed is not None:
-            print(f"octavo serve: {failed}", file=sys.stderr, flush=True)
+            complain(f"octavo serve: {failed}")
             http.should_exit = True
         await serving
         self._starting.cancel()
@@ -203,7 +208,7 @@ class Serving:
                 self._http.should_exit = True
         else:
             left = f"{self.state.engine.num_active} answers, within {self.server_config.shutdown_timeout:g} s"
-            print(f"octavo finishes what it has begun ({left}); a second signal stops at once", flush=True)
+            announce(f"octavo finishes what it has begun ({left}); a second signal stops at once")
             self._draining = asyncio.create_task(self._drain(self.state.engine))
 
     async def _drain(self, engine: AsyncLLM) -> None:
@@ -279,23 +284,12 @@ class Serving:
         self.state.engine, self.state.phase = engine, "ready"
         if self._tenants is not None:
             engine.set_tenants(self._tenants)  # the file may have been read again meanwhile
-        self._print_screen(config)
+        seconds = time.monotonic() - self.started
+        announce_facts("octavo is ready", start_screen(config, self.state, self.url, seconds))
         raise await engine.gone()
 
     def _on_phase(self, name: str) -> None:
         self.state.phase, self.state.progress = name, None
-
-    def _print_screen(self, config: EngineConfig) -> None:
-        from rich.console import Console
-        from rich.text import Text
-
-        console = Console(highlight=False, soft_wrap=True)
-        rows = start_screen(config, self.state, self.url, time.monotonic() - self.started)
-        width = max(len(name) for name, _ in rows)
-        console.print("octavo is ready", style="bold")
-        for name, text in rows:
-            console.print(Text.assemble((f"  {name:{width}}  ", "cyan"), text))
-        sys.stdout.flush()
 
 
 def start_screen(config: EngineConfig, state: ServerState, url: str, seconds: float) -> list[tuple[str, str]]:

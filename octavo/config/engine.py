@@ -12,6 +12,7 @@ MAX_SECONDS = 1e6  # of any time-out
 MAX_SAMPLES = 16384  # of one prompt
 MAX_SPECULATIVE_TOKENS = 64
 DEFAULT_LOOKUP, MAX_LOOKUP = 5, 64  # tokens of an n-gram
+MAX_GRAMMAR_BYTES = 1 << 20  # of the largest grammar that a server may allow
 
 KVCacheDtype = Literal["auto", "bf16", "bfloat16", "int8", "fp8", "fp8_e4m3", "fp8_e5m2"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
@@ -305,7 +306,7 @@ class StructuredOutputsConfig:
     def __post_init__(self) -> None:
         _require(0.01 <= self.grammar_timeout <= 600, "grammar_timeout", self.grammar_timeout, "0.01..600 seconds")
         size = self.max_grammar_bytes
-        _require(1 <= size <= 16 << 20, "max_grammar_bytes", size, "at most 16 MiB")
+        _require(1 <= size <= MAX_GRAMMAR_BYTES, "max_grammar_bytes", size, "at most 1 MiB")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,11 @@ class ServerConfig:
     allowed_methods: tuple[str, ...] = option(("*",), "methods that these pages may use")
     allowed_headers: tuple[str, ...] = option(("*",), "headers that these pages may send")
     allow_credentials: bool = option(False, "let these pages send cookies and certificates")
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        "names besides addresses by which this server may be called, e.g. llm.example, *.example or * for any; may be "
+        "repeated (default: localhost where nobody else can connect and no key is needed, otherwise any)",
+    )
     api_key: tuple[str, ...] = option(
         (),
         "key that clients must send as 'Authorization: Bearer KEY' or 'x-api-key: KEY'; may be repeated. Other users "
@@ -91,6 +96,9 @@ class ServerConfig:
         self._check_tls()
         path = self.root_path
         _require(not path or bool(re.fullmatch(r"(/[\w.~-]+)+", path)), "root_path", path, "like /llm, or empty")
+        for host in self.allowed_hosts:
+            known = bool(re.fullmatch(r"\*|(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", host))
+            _require(known, "allowed_hosts", host, "names without ports, like llm.example or *.example, or *")
         anybody = self.allow_credentials and "*" in self.allowed_origins
         _require(
             not anybody, "allow_credentials", True, "left out where allowed_origins has *: any page would be let in"

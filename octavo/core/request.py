@@ -60,6 +60,7 @@ class Request:
     __slots__ = (
         "_is_counted",
         "_repetition",
+        "_stop_token_ids",
         "_told_times",
         "block_hashes",
         "cache_miss",
@@ -116,6 +117,7 @@ class Request:
         self._told_times = False
         self._is_counted = False
         self._repetition = repetition_detector(self.sampling_params.repetition_detection)
+        self._stop_token_ids = frozenset(self.sampling_params.stop_token_ids)
 
     @property
     def num_tokens(self) -> int:
@@ -264,7 +266,7 @@ class Request:
         may_stop = self.num_output_tokens >= params.min_tokens
         if token_id in self.source.eos_token_ids and not params.ignore_eos and (may_stop or self.source.grammar):
             return FinishReason.STOP, None  # where min_tokens excludes it, only the end of a grammar can have chosen it
-        if may_stop and token_id in params.stop_token_ids:
+        if may_stop and token_id in self._stop_token_ids:
             return FinishReason.STOP, token_id
         if len(self.token_ids) >= self.limit:
             return FinishReason.LENGTH, None

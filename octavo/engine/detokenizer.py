@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from octavo.messages import SamplingParams
 from octavo.tokenizer import Tokenizer
@@ -125,18 +126,25 @@ class IncrementalDetokenizer:
         return delta
 
 
+@lru_cache(maxsize=512)  # the samples of a request have the same stop strings, and they may be long
+def _borders(pattern: str) -> list[int]:
+    """[i]: length of the longest proper border of ``pattern[:i + 1]``."""
+    border = [0] * len(pattern)
+    k = 0
+    for i in range(1, len(pattern)):
+        while k and pattern[i] != pattern[k]:
+            k = border[k - 1]
+        k += pattern[i] == pattern[k]
+        border[i] = k
+    return border
+
+
 class _Matcher:
     """Knuth-Morris-Pratt: after any text, how long a beginning of ``pattern`` the text ends with."""
 
     def __init__(self, pattern: str):
         self.pattern = pattern
-        self._border = [0] * len(pattern)  # [i]: longest proper border of pattern[:i + 1]
-        k = 0
-        for i in range(1, len(pattern)):
-            while k and pattern[i] != pattern[k]:
-                k = self._border[k - 1]
-            k += pattern[i] == pattern[k]
-            self._border[i] = k
+        self._border = _borders(pattern)
         self._matched = 0
 
     @property

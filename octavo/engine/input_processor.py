@@ -5,6 +5,7 @@ Knows nothing of chat, HTTP or running requests.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 import time
@@ -46,6 +47,7 @@ class InputProcessor:
         chunked, most = config.scheduler.enable_chunked_prefill, config.scheduler.step_tokens
         self._step_tokens = None if chunked else most
         self._counter = itertools.count()
+        self._spellings = functools.lru_cache(maxsize=8)(self._spell)  # all prompts of a request bar the same words
         self.grammars = GrammarChecker(config.structured_outputs, tokenizer, info.vocab_size)
 
     def process(
@@ -140,12 +142,7 @@ class InputProcessor:
 
         Raises ValidationError where these and ``min_tokens`` leave none of the request's ``allowed_token_ids``.
         """
-        found: dict[tuple[int, ...], None] = {}
-        for word in params.bad_words:
-            bare = word.lstrip(" ")
-            for text in (bare, f" {bare}") if bare else (word,):
-                if ids := self._tokenizer.encode(text, add_special_tokens=False):
-                    found[tuple(ids)] = None
+        found = self._spellings(tuple(params.bad_words))
         if params.allowed_token_ids is not None:
             barred = {ids[0] for ids in found if len(ids) == 1}
             if params.min_tokens > 0:
@@ -157,6 +154,15 @@ class InputProcessor:
                     parameter="allowed_token_ids",
                 )
         return [list(ids) for ids in found]
+
+    def _spell(self, words: tuple[str, ...]) -> list[tuple[int, ...]]:
+        found: dict[tuple[int, ...], None] = {}
+        for word in words:
+            bare = word.lstrip(" ")
+            for text in (bare, f" {bare}") if bare else (word,):
+                if ids := self._tokenizer.encode(text, add_special_tokens=False):
+                    found[tuple(ids)] = None
+        return list(found)
 
     def _token_ids(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str):

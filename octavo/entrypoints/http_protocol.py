@@ -21,6 +21,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from octavo.entrypoints.openai.errors import error_body
 
 logger = logging.getLogger("octavo.server")
+_uvicorns = logging.getLogger("octavo.http")  # its warnings tell less than our own line about the same
+_uvicorns.setLevel(logging.ERROR)
 
 
 def timed_protocol(request_timeout: float, slow_client_timeout: float) -> type[H11Protocol]:
@@ -37,6 +39,7 @@ class TimedProtocol(H11Protocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.logger = _uvicorns
         self._awaited: Literal["headers", "body"] | None = None
         self._reading: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
@@ -83,7 +86,9 @@ class TimedProtocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn's hook, called while it handles what h11 says of bytes that are no request."""
-        status = getattr(sys.exception(), "error_status_hint", 400)
+        error = sys.exception()
+        status = getattr(error, "error_status_hint", 400)
+        msg = f"this is no valid HTTP request: {str(error)[:200]}"
         if status == 431:
             msg = f"the request's headers are larger than {self.config.h11_max_incomplete_event_size} bytes"
         self._refuse(status, msg)

@@ -53,6 +53,7 @@ class ServerState:
     progress: float | None = None  # 0..1 of the phase, where it is known
     failure: str | None = None
     draining: bool = False  # told to end: what runs is finished, nothing new is taken in
+    only_local: bool = False  # only this machine can connect, over TCP
     sampling_defaults: dict[str, Any] = field(default_factory=dict)
     config: ServerConfig = field(default_factory=ServerConfig)
     log_config: LogConfig = field(default_factory=LogConfig)

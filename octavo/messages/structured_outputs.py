@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from octavo.config.engine import MAX_GRAMMAR_BYTES
 from octavo.exceptions import ValidationError
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
@@ -16,6 +17,11 @@ MAX_CHOICES = 10_000
 def _fail(name: str, rule: str) -> None:
     field = f"structured_outputs.{name}"
     raise ValidationError(f"{field} must be {rule}", parameter=field)
+
+
+def _check_length(name: str, characters: int) -> None:
+    if characters > MAX_GRAMMAR_BYTES:
+        _fail(name, f"at most {MAX_GRAMMAR_BYTES} characters, got {characters}")
 
 
 class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -52,6 +58,10 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
         for name in ("regex", "grammar", "whitespace_pattern"):
             if not isinstance(getattr(self, name), str | None):
                 _fail(name, "a string")
+        for name in ("json", "regex", "grammar", "structural_tag", "whitespace_pattern"):
+            value = getattr(self, name)
+            if isinstance(value, str):
+                _check_length(name, len(value))
         for name in ("json", "grammar", "structural_tag"):
             value = getattr(self, name)
             if isinstance(value, str) and not value.strip():
@@ -66,6 +76,7 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
             _fail("choice", "a list of one or more non-empty strings")
         if len(choice) > MAX_CHOICES:
             _fail("choice", f"at most {MAX_CHOICES} strings, got {len(choice)}")
+        _check_length("choice", sum(map(len, choice)))
 
     @property
     def kind(self) -> str:

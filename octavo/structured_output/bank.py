@@ -38,12 +38,18 @@ BURST_SECONDS, SECONDS_PER_TOKEN = 0.5, 0.01
 Mask = npt.NDArray[np.uint32]
 
 
-class Matcher:
-    """Where one request is in its grammar, and how much CPU time it may still spend there."""
+class MaskBudget:
+    """The CPU time that one request, all its samples together, may still spend on masks."""
 
-    def __init__(self, state: LLMatcher, endings: Mask) -> None:
-        self._state, self._endings = state, endings
-        self._seconds_left = BURST_SECONDS
+    def __init__(self) -> None:
+        self.seconds_left = BURST_SECONDS
+
+
+class Matcher:
+    """Where one sequence is in its grammar."""
+
+    def __init__(self, state: LLMatcher, endings: Mask, budget: MaskBudget) -> None:
+        self._state, self._endings, self._budget = state, endings, budget
 
     def fill(self, mask: Mask) -> bool:
         """Write the tokens that may come next, one bit each; True if there is nothing left but to end.
@@ -51,11 +57,12 @@ class Matcher:
         ``mask`` is uint32 ``[ceil(size of the vocabulary / 32)]``. Raises ValidationError when the grammar is stuck
         or too much work.
         """
-        start = time.thread_time()
-        self._state.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        self._check(ValidationError)  # it has come to a limit of the parser
-        self._seconds_left += SECONDS_PER_TOKEN - (time.thread_time() - start)
-        if self._seconds_left < 0.0:
+        if self._budget.seconds_left >= 0.0:
+            start = time.thread_time()
+            self._state.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+            self._check(ValidationError)  # it has come to a limit of the parser
+            self._budget.seconds_left += SECONDS_PER_TOKEN - (time.thread_time() - start)
+        if self._budget.seconds_left < 0.0:
             message = "the grammar of structured_outputs takes too much work for every token; make it simpler"
             raise ValidationError(message, parameter="structured_outputs")
         return not (mask & ~self._endings).any()
@@ -104,13 +111,13 @@ class GrammarBank:
                 self._tasks.put((grammar, future))
             return future
 
-    def matcher(self, grammar: str, token_ids: Sequence[int]) -> Matcher:
+    def matcher(self, grammar: str, token_ids: Sequence[int], budget: MaskBudget) -> Matcher:
         """A matcher that has taken ``token_ids`` already. Raises RequestError if the grammar or they are wrong."""
         try:
             state = self.prepare(grammar).result().deep_copy()
         except Exception as error:
             raise RequestError(f"the grammar of structured_outputs does not compile: {error}") from error
-        matcher = Matcher(state, self._endings)
+        matcher = Matcher(state, self._endings, budget)
         if token_ids:
             matcher.take(token_ids)
         return matcher

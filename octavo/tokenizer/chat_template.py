@@ -39,17 +39,31 @@ MAX_BUILT_CHARS = 16 * MAX_OUTPUT_CHARS  # all values built in one rendering
 MAX_RANGE = 10_000
 MAX_INT_BITS = 4096
 CPU_SECONDS = 0.5
+POINTER, OBJECT = 8, 64  # bytes: of an item of a list, and of one that is made for it
 
 # Absent from the sandbox: random output, HTML, and padding that no chat needs.
 REMOVED_FILTERS = ("batch", "center", "filesizeformat", "pprint", "random", "slice", "urlize", "wordwrap", "xmlattr")
 REMOVED_GLOBALS = ("cycler", "joiner", "lipsum")
 REMOVED_METHODS = frozenset({"encode", "expandtabs", "maketrans", "translate"})  # of str
 PADDING_METHODS = frozenset({"center", "ljust", "rjust", "zfill"})
-BOUND_METHODS = PADDING_METHODS | REMOVED_METHODS | {"replace", "join", "format", "format_map"}
+SPLITTING_METHODS = frozenset({"split", "rsplit", "splitlines"})
+COPYING_METHODS = frozenset(
+    {"capitalize", "casefold", "lower", "lstrip", "partition", "removeprefix", "removesuffix", "rpartition", "rstrip"}
+    | {"strip", "swapcase", "title", "upper"}
+)
+BOUND_METHODS = (
+    PADDING_METHODS
+    | REMOVED_METHODS
+    | SPLITTING_METHODS
+    | COPYING_METHODS
+    | {"replace", "join", "format", "format_map"}
+)
+SPACES = [c for c in map(chr, range(0x3001)) if c.isspace()]  # where split() and splitlines() may cut
 COMPARISONS = ("eq", "==", "equalto", "ne", "!=", "in", "lt", "<", "lessthan", "le", "<=", "gt", ">", "ge", ">=")
 WALKING_FILTERS = (
     *("string", "upper", "lower", "title", "capitalize", "trim", "escape", "e", "forceescape", "safe", "urlencode"),
     *("sort", "unique", "min", "max", "groupby", "dictsort", "truncate", "striptags", "wordcount", "int", "float"),
+    "reverse",
 )
 # A field width of 5 digits or more, or one taken from a value. Each alternative is linear in the pattern's length.
 WIDE_FIELD = re.compile(r"\d{5}|%[-+ #0]{0,8}\d{0,8}\.?\*|\{[^{}:]*:[^{}]*\{")
@@ -174,6 +188,13 @@ def _bounded(size: int) -> None:
         raise _fault(f"it builds values of more than {MAX_BUILT_CHARS} characters in all")
 
 
+def _copied(value: Any) -> Any:
+    """Pay for a copy of ``value``, as large as a text's characters or a list's pointers."""
+    if isinstance(value, str | list | tuple):
+        _bounded(len(value) * (1 if isinstance(value, str) else POINTER))
+    return value
+
+
 def _printable(value: Any) -> Any:
     """What an expression is about to print, or a filter to turn into text."""
     if not isinstance(value, str):
@@ -185,7 +206,7 @@ def _check_operands(operator: str, left: Any, right: Any) -> None:
     if operator == "*":
         for sized, count in ((left, right), (right, left)):
             if isinstance(sized, str | bytes | list | tuple) and isinstance(count, int):
-                _bounded(len(sized) * max(count, 0))
+                _bounded(len(sized) * max(count, 0) * (POINTER if isinstance(sized, list | tuple) else 1))
         if isinstance(left, int) and isinstance(right, int) and left.bit_length() + right.bit_length() > MAX_INT_BITS:
             raise _fault(f"a number of more than {MAX_INT_BITS} bits")
     elif operator == "**":
@@ -194,7 +215,8 @@ def _check_operands(operator: str, left: Any, right: Any) -> None:
     elif operator == "%" and isinstance(left, str):
         _check_format(left, right if isinstance(right, tuple) else (right,))
     elif operator == "+" and isinstance(left, str | list | tuple) and isinstance(right, str | list | tuple):
-        _bounded(len(left) + len(right))
+        _copied(left)
+        _copied(right)
 
 
 def _check_format(pattern: str, values: Any) -> None:
@@ -204,7 +226,7 @@ def _check_format(pattern: str, values: Any) -> None:
 
 
 def _check_method(obj: str, name: str, args: tuple[Any, ...]) -> None:
-    """Methods of str whose result can be far larger than their operands."""
+    """Methods of str that build something, above all what can be far larger than their operands."""
     if name in PADDING_METHODS:
         _bounded(max((width for width in args if isinstance(width, int)), default=0))
     elif name == "replace" and len(args) >= 2:
@@ -213,6 +235,13 @@ def _check_method(obj: str, name: str, args: tuple[Any, ...]) -> None:
         _bounded(_measure(args[0]) + len(obj) * len(args[0]))
     elif name in ("format", "format_map"):
         _check_format(obj, args)
+    elif name in SPLITTING_METHODS:
+        separator = args[0] if args and isinstance(args[0], str) and args[0] else None
+        cuts = sum(map(obj.count, SPACES)) if separator is None else obj.count(separator)
+        most = next((count for count in args[:2] if type(count) is int and count >= 0), cuts)
+        _bounded(len(obj) + OBJECT * min(cuts, most))
+    elif name in COPYING_METHODS:
+        _copied(obj)
 
 
 # ---- the environment
@@ -262,6 +291,10 @@ class _Environment(ImmutableSandboxedEnvironment):
         _bounded(sum(len(p) if isinstance(p, str) else _measure(p) for p in parts))
         return "".join(map(str, parts))
 
+    def copied(self, value: Any) -> Any:
+        """What slices compile to."""
+        return _copied(value)
+
     def measured(self, value: Any) -> Any:
         """What tuples and the sides of a comparison compile to."""
         return _printable(value)
@@ -294,6 +327,10 @@ class _MeasureBuilt(NodeTransformer):
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802 (jinja2's naming)
         self.generic_visit(node)
         return _call("concat_bounded", node, *node.nodes)
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return _call("copied", node, node) if isinstance(node.arg, nodes.Slice) else node
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
         """Tuples may be keys, and hashing one walks all of it."""
@@ -336,7 +373,7 @@ def _range(*args: int) -> range:
     result = range(*args)
     if len(result) > MAX_RANGE:
         raise _fault(f"a range of more than {MAX_RANGE} numbers")
-    _bounded(64 * len(result))  # bytes of memory of a list of them
+    _bounded(OBJECT * len(result))
     return result
 
 
@@ -362,7 +399,7 @@ def _join(environment: jinja2.Environment, value: Iterable[Any], d: Any = "", at
 
 def _check_list(value: Any) -> None:
     if isinstance(value, str | list | tuple | Mapping):
-        _bounded(64 * len(value))
+        _bounded(OBJECT * len(value))
 
 
 def _check_sum(value: Any, attribute: Any = None, start: Any = 0) -> None:
@@ -399,7 +436,7 @@ def _bound_filters(filters: dict[str, Callable[..., Any]]) -> None:
         "list": _check_list,
         "sum": _check_sum,
         "format": lambda pattern, *args, **kwargs: _check_format(str(pattern), (*args, *kwargs.values())),
-        **dict.fromkeys(WALKING_FILTERS, lambda value, *_, **__: _printable(value)),
+        **dict.fromkeys(WALKING_FILTERS, lambda value, *_, **__: _copied(_printable(value))),
     }
     for name, check in checks.items():
         filters[name] = _guarded(filters[name], check)

@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import threading
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from types import TracebackType
 from typing import Any
 
 current_request_id: ContextVar[str | None] = ContextVar("current_request_id", default=None)
@@ -62,14 +64,28 @@ def _request_id(record: logging.LogRecord) -> str | None:
 
 
 def set_up(level: int | str, log_format: str) -> None:
-    """Send all log lines of this process to standard error. ``log_format`` is text or json."""
+    """Send all log lines of this process to standard error, and Python's own warnings and last words among them.
+
+    ``log_format`` is text or json.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(FORMATTERS[log_format]())
     logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.captureWarnings(True)
+    sys.excepthook = _uncaught
+    threading.excepthook = lambda args: _uncaught(args.exc_type, args.exc_value, args.exc_traceback)
+
+
+def _uncaught(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+    if error is not None and not isinstance(error, SystemExit | KeyboardInterrupt):
+        logging.getLogger("octavo").critical("%s", error, exc_info=(kind, error, trace))
+
+
+def is_json() -> bool:
+    """Whether this process writes its log as JSON."""
+    return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers)
 
 
 def settings() -> tuple[int, str]:
     """(level, format) of this process, for those that it starts."""
-    formatters = [handler.formatter for handler in logging.getLogger().handlers]
-    is_json = any(isinstance(formatter, JsonFormatter) for formatter in formatters)
-    return logging.getLogger("octavo").getEffectiveLevel(), "json" if is_json else "text"
+    return logging.getLogger("octavo").getEffectiveLevel(), "json" if is_json() else "text"

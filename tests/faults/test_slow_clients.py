@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -111,6 +112,19 @@ async def test_headers_beyond_any_measure(connect: Connect) -> None:
         answer = await reader.read()
         assert answer.startswith(b"HTTP/1.1 431 ")
         assert b"larger than 65536 bytes" in answer
+    writer.close()
+
+
+async def test_what_is_no_request_is_told_why_and_logged_once(
+    connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    reader, writer = await connect()
+    writer.write(b"\x16\x03\x01\x02\x00\x01\x00\x01\r\n\r\n")
+    answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"illegal request line" in answer
+    assert len(caplog.records) == 1
     writer.close()
 
 

@@ -68,6 +68,31 @@ async def test_a_trusted_template_runs_beside_the_event_loop(path: str) -> None:
     assert threading.get_ident() not in tokenizer.threads
 
 
+class NotingTokenizer(FakeTokenizer):
+    """Notes on which thread conversations are rendered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: list[int] = []
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        self.threads.append(threading.get_ident())
+        return super().apply_chat_template(messages, **options)
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_large_conversation_is_rendered_beside_the_event_loop(path: str) -> None:
+    tokenizer = NotingTokenizer()
+    async with client_of(tokenizer, trust=False) as client:
+        assert (await client.post(path, json=CHAT)).status_code == 200
+        assert set(tokenizer.threads) == {threading.get_ident()}
+        for more in ({"messages": [{"role": "user", "content": "x" * 70_000}]}, {"documents": [{"a": "x" * 70_000}]}):
+            tokenizer.threads.clear()
+            await client.post(path, json={**CHAT, **more})
+            assert tokenizer.threads
+            assert threading.get_ident() not in tokenizer.threads
+
+
 async def test_an_endless_template_ends_its_request_and_no_other() -> None:
     async with client_of(RenderingTokenizer(), trust=True) as client:
         evil = asyncio.create_task(client.post(PATHS[0], json={**CHAT, "chat_template": ENDLESS}))

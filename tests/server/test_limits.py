@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import json
 from typing import Any, get_args
@@ -55,13 +56,18 @@ REFUSALS: list[tuple[str, str, Any, tuple[str, ...]]] = [
     (CHAT, "stop", ["b", "a" * 4097], ("stop[1]", "4097", "4096")),
     (TEXT, "stop", ["a", 5], ("stop[1]", "5", "string")),
     (TEXT, "stop_token_ids", [128], ("128", "127")),
-    (TEXT, "stop_token_ids", [1] * 262145, ("262145", "262144")),
+    (TEXT, "stop_token_ids", [1] * 4097, ("4097", "4096")),
     (TEXT, "allowed_token_ids", [-1], ("-1", "token ids")),
+    (TEXT, "allowed_token_ids", [1] * 262145, ("262145", "262144")),
     (TEXT, "logit_bias", {"128": 1}, ("128", "127")),
     (TEXT, "logit_bias", {"5": "much"}, ("'5'", '"much"', "number")),
     (TEXT, "bad_words", ["x"] * 257, ("257", "256")),
     (TEXT, "bad_words", ["x" * 1025], ("bad_words[0]", "1025", "1024")),
     (TEXT, "logprobs", 21, ("21", "20", "--max-logprobs")),
+    (TEXT, "vllm_xargs", {"a": 2**70}, ("message can carry",)),
+    (CHAT, "vllm_xargs", {"a": 2**70}, ("message can carry",)),
+    (CHAT, "structured_outputs", {"choice": ["a" * 2**20, "b"]}, ("structured_outputs.choice", "1048577", "1048576")),
+    (CHAT, "structured_outputs", {"regex": "a" * (2**20 + 1)}, ("structured_outputs.regex", "1048577", "1048576")),
     (TEXT, "prompt_logprobs", -2, ("-2", "-1")),
     (TEXT, "truncate_prompt_tokens", -2, ("-2", "-1")),
     (TEXT, "request_id", "r" * 257, ("257", "256")),
@@ -97,7 +103,60 @@ async def test_a_refusal_names_field_value_and_limit(path: str, field: str, valu
     assert [word for word in (field.split(".")[0], *words) if word not in error["message"]] == [], error["message"]
     assert len(error["message"]) < 400
     if path != MESSAGES:
-        assert error["param"] == field
+        assert error["param"].partition(".")[0] == field
+
+
+@pytest.mark.parametrize(
+    ("field", "more"),
+    [
+        ("n", {"n": 64, "stop": ["x" * 4095 + chr(i) for i in range(128)]}),
+        ("prompt", {"prompt": ["x"] * 64, "stop": ["x" * 4095 + chr(i) for i in range(128)]}),
+        ("prompt", {"prompt": ["x"] * 1024, "allowed_token_ids": [99] * 5000}),
+        ("prompt", {"prompt": ["x"] * 64, "bad_words": ["x" * 100 + chr(i + 200) for i in range(200)]}),
+        ("logprobs", {"prompt": ["x"] * 1024, "logprobs": -1, "max_tokens": 60}),
+        ("prompt_logprobs", {"prompt": ["x" * 60] * 1024, "prompt_logprobs": -1, "max_tokens": 1}),
+    ],
+)
+async def test_what_is_multiplied_has_a_bound(field: str, more: dict[str, Any]) -> None:
+    """Long lists for each of many sequences, and every log-probability of every token: gigabytes from a small body."""
+    async with client_of() as client:
+        refused = await client.post(TEXT, json={"prompt": "x", **more})
+        error = refused.json()["error"]
+        assert (refused.status_code, error["param"]) == (400, field)
+        assert "at most" in error["message"]
+        few = {**more, "n": 1, "prompt": "x", "logprobs": None, "prompt_logprobs": None}
+        assert (await client.post(TEXT, json=few)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": "x" * 1_048_577}),
+        ("/tokenize", {"messages": [{"role": "user", "content": "x" * 1_048_577}]}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "x" * 1_048_577}]}),
+        (TEXT, {"prompt": "x" * 1_048_577, "truncate_prompt_tokens": 3}),
+        (CHAT, {"messages": [{"role": "user", "content": "x" * 1_048_577}], "truncate_prompt_tokens": 3}),
+    ],
+)
+async def test_a_text_that_need_not_fit_is_bounded_all_the_same(path: str, body: dict[str, Any]) -> None:
+    """The tokenizer needs hundreds of bytes a token."""
+    async with client_of() as client:
+        refused = await client.post(path, json=body)
+        assert refused.status_code == 400
+        assert "at most 1048576 are tokenised" in refused.json()["error"]["message"]
+        assert (await client.post("/tokenize", json={"prompt": "x" * 1_048_576})).json()["count"] == 1_048_577
+
+
+async def test_a_compressed_body_is_refused() -> None:
+    """What would unpack to gigabytes need not be guarded against; and a client learns why it is not understood."""
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    async with client_of() as client:
+        for path in BODIES:
+            refused = await client.post(path, content=gzip.compress(b'{"prompt": "x"}'), headers=headers)
+            assert (refused.status_code, refused.headers["accept-encoding"]) == (415, "identity")
+            assert "'gzip'" in refused.json()["error"]["message"]
+        plain = await client.post(TEXT, json={"prompt": "x"}, headers={"content-encoding": "Identity"})
+        assert plain.status_code == 200
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -127,6 +186,24 @@ async def test_a_request_has_so_many_headers() -> None:
         refused = await client.get("/health", headers={f"x-{i}": "" for i in range(20)})
     assert refused.status_code == 431
     assert "at most 20" in refused.json()["error"]["message"]
+
+
+async def test_headers_have_so_many_bytes() -> None:
+    async with client_of(ServerConfig(h11_max_incomplete_event_size=2000, api_key=("k",))) as client:
+        assert (await client.get("/health", headers={"x-a": "a" * 1500})).status_code == 200
+        for path in ("/health", "/v1/models"):  # a stranger learns it before anything is said of keys
+            refused = await client.get(path, headers={"x-a": "a" * 2000})
+            assert refused.status_code == 431
+            assert "at most 2000" in refused.json()["error"]["message"]
+
+
+async def test_a_body_has_one_length() -> None:
+    """What a proxy reads as the end of this request and what we do must be the same."""
+    headers = {"content-length": "4", "transfer-encoding": "chunked"}
+    async with client_of(ServerConfig(api_key=("k",))) as client:
+        refused = await client.post("/v1/models", content=b"", headers=headers)
+    assert (refused.status_code, refused.headers["connection"]) == (400, "close")
+    assert "Transfer-Encoding" in refused.json()["error"]["message"]
 
 
 async def test_a_body_over_the_limit_names_both() -> None:

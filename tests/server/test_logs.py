@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +22,7 @@ from octavo.messages import RequestFault
 from octavo.utils.logs import FORMATTERS, JsonFormatter, TextFormatter, current_request_id, one_line
 from tests import patient
 from tests.server.fake_engine import FakeEngine
-from tests.server.running_server import running_server
+from tests.server.running_server import ROOT, running_server
 
 SECRET = "my secret prompt"
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": SECRET}], "max_tokens": 4}
@@ -213,8 +215,48 @@ def test_a_server_that_writes_json(smollm2_path: str) -> None:
         assert answer.status_code == 200
         server.wait_for_line("(duration_ms)")
         server.stop()
-        objects = [json.loads(line) for line in server.lines if line.startswith("{")]
+        objects = [json.loads(line) for line in server.lines]
     (line,) = [one for one in objects if one.get("path") == "/v1/completions"]
     assert (line["request_id"], line["status"], line["level"]) == ("mine", 200, "INFO")
     assert all({"time", "level", "logger", "message"} <= one.keys() for one in objects)
     assert SECRET not in server.output
+    (ready,) = [one["facts"] for one in objects if one["message"] == "octavo is ready"]
+    assert ready["context"].startswith("64 tokens")
+    assert any("octavo finishes" in one["message"] for one in objects)
+
+
+@pytest.mark.parametrize(
+    ("flags", "status", "word"), [(["--port", "-1"], 2, "port = -1"), (["--max-model-len", "64"], 1, "no-such-model")]
+)
+def test_a_start_that_fails_says_so_in_json(flags: list[str], status: int, word: str) -> None:
+    command = [sys.executable, "-m", "octavo.cli.main", "serve", "/no-such-model.gguf", "--log-format", "json"]
+    ended = subprocess.run([*command, "--port", "0", *flags], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    lines = [json.loads(line) for line in (ended.stdout + ended.stderr).splitlines()]
+    assert ended.returncode == status
+    (failure,) = [line["message"] for line in lines if line["level"] == "ERROR"]
+    assert failure.startswith("octavo serve: ")
+    assert word in failure
+
+
+UNFORESEEN = """
+import threading, warnings
+from octavo.utils.logs import set_up
+set_up("INFO", "json")
+warnings.warn("careful")
+thread = threading.Thread(target=lambda: 1 / 0)
+thread.start()
+thread.join()
+raise ValueError("first\\nERROR octavo: forged")
+"""
+
+
+def test_pythons_own_words_are_lines_too() -> None:
+    ended = subprocess.run([sys.executable, "-c", UNFORESEEN], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    lines = [json.loads(line) for line in ended.stderr.splitlines()]
+    assert ["careful" in lines[0]["message"], *(line["message"] for line in lines[1:])] == [
+        True,
+        "division by zero",
+        "first\nERROR octavo: forged",
+    ]
+    assert all("Traceback" in line["exception"] for line in lines[1:])
+    assert ended.returncode == 1

@@ -12,6 +12,7 @@ from octavo.config import ServerConfig
 from octavo.entrypoints.anthropic.protocol import MessagesRequest, to_chat
 from octavo.entrypoints.openai.app import build_app
 from octavo.entrypoints.state import ServerState
+from octavo.messages import ThinkingTokens
 from tests.server.fake_engine import FakeEngine, ToolTokenizer
 
 USER: Any = {"role": "user", "content": "hi"}
@@ -180,4 +181,28 @@ def test_blocks_become_the_turns_they_were() -> None:
         {"role": "tool", "content": "", "tool_call_id": "t2"},
         {"role": "user", "content": "go on"},
     ]
-    assert request.unknown() == []
+    assert request.ignored(budget=False) == []
+
+
+class ThinkingTokenizer(ToolTokenizer):
+    """Each tag around the thinking is one token."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        tag = {"<think>": [5], "</think>": [6]}.get(text)
+        return tag or super().encode(text, add_special_tokens=add_special_tokens)
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+async def test_a_budget_of_thinking(bounded: bool) -> None:
+    engine = calling_engine()
+    engine.tokenizer = ThinkingTokenizer() if bounded else engine.tokenizer
+    thinking: Any = {"type": "enabled", "budget_tokens": 7, "colour": "red"}
+    async with client_of(engine) as client:
+        answer = await client.messages.with_raw_response.create(
+            model="m", max_tokens=300, messages=[USER], thinking=thinking, extra_body={"output_config": {"size": 1}}
+        )
+    (params,) = engine.seen
+    ignored = answer.headers["x-octavo-ignored-fields"].split(", ")
+    assert ignored == ["output_config.size", "thinking.colour", *([] if bounded else ["thinking.budget_tokens"])]
+    assert params.thinking_token_budget == (7 if bounded else None)
+    assert params.thinking == (ThinkingTokens(start=5, end=6) if bounded else None)

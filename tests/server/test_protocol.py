@@ -14,6 +14,7 @@ import pytest
 from octavo.config import ServerConfig
 from octavo.entrypoints.openai.app import build_app
 from octavo.entrypoints.openai.protocol import ChatRequest, CompletionRequest, DetokenizeRequest
+from octavo.entrypoints.openai.responses.protocol import ResponsesRequest
 from octavo.entrypoints.state import ServerState
 from octavo.messages import RepetitionDetectionParams
 from tests.server.fake_engine import FakeEngine
@@ -293,10 +294,12 @@ async def test_bodies_that_are_no_request(client: httpx.AsyncClient, content: by
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": [1] * 200_000}]}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}] * 20_000}),
         ("/detokenize", {"tokens": ["a"] * 200_000}),
+        ("/v1/responses", {"input": "x", "metadata": {str(i): i for i in range(100_000)}}),
     ],
 )
 def test_a_body_with_many_faults_is_refused_at_the_first(path: str, fields: dict[str, Any]) -> None:
-    model = {"/v1/completions": CompletionRequest, "/detokenize": DetokenizeRequest}.get(path, ChatRequest)
+    models = {"/detokenize": DetokenizeRequest, "/v1/completions": CompletionRequest, "/v1/responses": ResponsesRequest}
+    model = models.get(path, ChatRequest)
     with pytest.raises(pydantic.ValidationError) as caught:
         model.model_validate(fields)
     assert caught.value.error_count() <= 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import ssl
@@ -220,10 +221,32 @@ def test_a_port_that_is_taken_says_what_to_do() -> None:
 
 
 def test_who_can_reach_it() -> None:
-    for config, elsewhere in ((ServerConfig(port=0), False), (ServerConfig(port=0, host="0.0.0.0"), True)):
+    for host, elsewhere in (("127.0.0.1", False), ("127.0.0.2", False), ("localhost", False), ("0.0.0.0", True)):
+        config = ServerConfig(port=0, host=host)
         listener = listen.bind(config)
         assert listen.is_reachable_from_elsewhere(config, listener) is elsewhere
+        assert listen.is_on_loopback(config, listener) is not elsewhere
         listen.close(config, listener)
+
+
+@pytest.mark.parametrize(
+    ("limits", "raised"),
+    [
+        ((1024, 4096), (4096, 4096)),
+        ((1024, 1 << 20), (65536, 1 << 20)),
+        ((1024, resource.RLIM_INFINITY), (65536, resource.RLIM_INFINITY)),
+        ((1 << 17, 1 << 20), None),
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), None),
+    ],
+)
+def test_a_server_may_have_many_connections(
+    limits: tuple[int, int], raised: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda _, wanted: asked.append(wanted))
+    listen.allow_many_connections()
+    assert asked == ([] if raised is None else [raised])
 
 
 async def test_a_page_cannot_send_a_body_that_needs_no_preflight() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from octavo.exceptions import RequestError, ValidationError
-from octavo.structured_output.bank import MAX_GRAMMARS, GrammarBank
+from octavo.structured_output.bank import MAX_GRAMMARS, GrammarBank, MaskBudget
 from octavo.structured_output.cache import LruCache
 from octavo.structured_output.translate import OPTIONS
 from octavo.tokenizer import load_tokenizer
@@ -32,7 +32,7 @@ def bank(tiny_model: str):
 
 
 def allowed(bank: GrammarBank, rule: str, taken: list[int] | None = None) -> tuple[set[int], bool]:
-    matcher = bank.matcher(text(rule), taken or [])
+    matcher = bank.matcher(text(rule), taken or [], MaskBudget())
     mask = np.zeros(bank.mask_words, np.uint32)
     is_over = matcher.fill(mask)
     return set(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()), is_over
@@ -71,13 +71,13 @@ def test_the_end_is_eos_alone(bank: GrammarBank, tiny_model: str) -> None:
 def test_tokens_that_do_not_fit_are_refused(bank: GrammarBank, tiny_model: str) -> None:
     (b,) = load_tokenizer(tiny_model).encode("b", add_special_tokens=False)
     with pytest.raises(RequestError, match="the grammar of structured_outputs"):
-        bank.matcher(text('"a"'), [b])
+        bank.matcher(text('"a"'), [b], MaskBudget())
 
 
 def test_a_grammar_that_does_not_compile_is_the_requests_error(bank: GrammarBank) -> None:
     assert bank.prepare("start: nope").exception() is not None
     with pytest.raises(RequestError, match="does not compile: line 1"):
-        bank.matcher("start: nope", [])
+        bank.matcher("start: nope", [], MaskBudget())
 
 
 def test_a_vocabulary_that_cannot_be_read_fails_requests_only() -> None:
@@ -86,7 +86,7 @@ def test_a_vocabulary_that_cannot_be_read_fails_requests_only() -> None:
 
     bank = GrammarBank(missing, VOCAB)  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="gone"):
-        bank.matcher(text('"a"'), [])
+        bank.matcher(text('"a"'), [], MaskBudget())
     bank.close()
 
 
@@ -129,11 +129,15 @@ def test_the_cache_forgets_what_was_not_used_for_longest() -> None:
 def test_a_grammar_that_is_slow_to_follow_ends_its_request(bank: GrammarBank, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(1000))
     monkeypatch.setattr("octavo.structured_output.bank.time.thread_time", lambda: next(clock) * 0.2)  # a mask: 0.2 s
-    matcher, mask = bank.matcher(text("/a*/"), []), np.zeros(bank.mask_words, np.uint32)
-    matcher.fill(mask)
-    matcher.fill(mask)
-    with pytest.raises(ValidationError, match="too much work for every token"):
-        matcher.fill(mask)
+    budget = MaskBudget()
+    first, second = (bank.matcher(text("/a*/"), [], budget) for _ in range(2))
+    other, mask = bank.matcher(text("/a*/"), [], MaskBudget()), np.zeros(bank.mask_words, np.uint32)
+    first.fill(mask)
+    second.fill(mask)
+    for sample in (first, second):  # of one request
+        with pytest.raises(ValidationError, match="too much work for every token"):
+            sample.fill(mask)
+    other.fill(mask)
 
 
 @pytest.mark.parametrize("add_prefix", [False, True])
@@ -152,7 +156,7 @@ def test_sentencepiece_tokens_are_their_bytes_too(tmp_path: Path, add_prefix: bo
             "[\u4e00-\u9fff]{3}",
         ):
             for _ in range(5):
-                matcher, ids = bank.matcher(text(f"/{regex}/"), []), []
+                matcher, ids = bank.matcher(text(f"/{regex}/"), [], MaskBudget()), []
                 mask = np.zeros(bank.mask_words, np.uint32)
                 while not matcher.fill(mask):
                     allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()

@@ -210,6 +210,18 @@ BOMBS = [
     "{% set x %}{% for i in range(9999) %}{{ 'a' * 99999 }}{% endfor %}{% endset %}",
     "{% set l = namespace(x=[]) %}{% for i in range(9999) %}{% set l.x = l.x + ['a' * 9999999] %}{% endfor %}",
     "{% set l = namespace(x=[]) %}{% for i in range(9999) %}{% set l.x = l.x + [range(9999)|list] %}{% endfor %}",
+    *(
+        "{% set x = 'ab ' * 5000000 %}{% set l = namespace(x=[]) %}{% for i in range(9999) %}{% set l.x = l.x + ["
+        + copy
+        + "] %}{% endfor %}"
+        for copy in ("x[1:]", "x.upper()", "x.strip()", "x|upper", "x|trim", "x|reverse", "x.partition('b')")
+    ),
+    "{% set x = ('ab,' * 5000000).split(',') %}",
+    "{% set x = ('ab ' * 5000000).split() %}",
+    "{% set x = ('ab\n' * 5000000).splitlines() %}",
+    "{% set x = [1] * 9000000 %}",
+    "{% set x = [1] * 1000000 %}{% set l = namespace(x=[]) %}{% for i in range(9999) %}{% set l.x = l.x + [x[1:]] %}"
+    "{% endfor %}",
     DOUBLING + "{% set ns.s = ns.s + ns.s %}{% endfor %}",
     DOUBLING + "{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
     DOUBLING + "{% set ns.s = ns.s|replace('a', 'aaa') %}{% endfor %}",

@@ -12,7 +12,7 @@ from octavo.entrypoints.anthropic.protocol import NAMES, CountTokensRequest, Mes
 from octavo.entrypoints.openai.conversation import prepare
 from octavo.entrypoints.openai.errors import anthropic_error_body, describe
 from octavo.entrypoints.openai.openapi import describe_answer
-from octavo.entrypoints.openai.prompts import chat_token_ids
+from octavo.entrypoints.openai.prompts import chat_formats, chat_token_ids
 from octavo.entrypoints.openai.routing import JsonRoute, note_ignored, server_state
 from octavo.entrypoints.openai.sse import encode_named_event, json_response
 from octavo.entrypoints.openai.translate import renamed
@@ -29,9 +29,11 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
     state = server_state(request)
     engine = state.ready_engine()
     state.check_model(body.model)
-    note_ignored(request, body.unknown())
+    budget = chat_formats(state).default.think_end is not None
+    note_ignored(request, body.ignored(budget=budget))
     with renamed(NAMES):
-        conversation = await prepare(state, engine, to_chat(body), id_prefix="msg_", clamp_output=True)
+        chat = to_chat(body, budget=budget)
+        conversation = await prepare(state, engine, chat, id_prefix="msg_", clamp_output=True)
     builder = MessageBuilder(conversation, body.max_tokens)
     return await answer(request, conversation, builder, stream=bool(body.stream), encode=_encode, on_error=_error_event)
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from octavo.entrypoints.openai.bounded import Messages, Parts, StopStrings
-from octavo.entrypoints.openai.protocol import ChatRequest
+from octavo.entrypoints.openai.protocol import ChatRequest, unknown_fields
 from octavo.entrypoints.openai.translate import chat_request
 from octavo.exceptions import ValidationError
 
@@ -37,6 +37,7 @@ NAMES = {
     "reasoning_effort": "output_config",
     "response_format": "output_config",
     "stop": "stop_sequences",
+    "thinking_token_budget": "thinking",
 }
 
 
@@ -157,13 +158,20 @@ class MessagesRequest(CountTokensRequest):
     top_p: float | None = None
     top_k: int | None = None
 
-    def unknown(self) -> list[str]:
-        """The fields that nobody knows."""
-        return sorted(set(self.model_extra or {}) - set(REFUSED) - IGNORED - set(PASSED_ON))
+    def ignored(self, *, budget: bool) -> list[str]:
+        """The fields that nobody knows; ``budget`` as in :func:`to_chat`."""
+        known = IGNORED.union(REFUSED, PASSED_ON)
+        found = unknown_fields(self, known, ("output_config", "thinking", "tool_choice"))
+        if self.thinking is not None and self.thinking.budget_tokens is not None and not budget:
+            found.append("thinking.budget_tokens")
+        return found
 
 
-def to_chat(request: CountTokensRequest) -> ChatRequest:
-    """The chat request with the same meaning. Raises ValidationError under the client's field names."""
+def to_chat(request: CountTokensRequest, *, budget: bool = False) -> ChatRequest:
+    """The chat request with the same meaning; ``budget``: the model can be held to ``thinking.budget_tokens``.
+
+    Raises ValidationError under the client's field names.
+    """
     extra = request.model_extra or {}
     for name, reason in REFUSED.items():
         if not any(extra.get(name) is value or extra.get(name) == value for value in INERT):
@@ -185,6 +193,8 @@ def to_chat(request: CountTokensRequest) -> ChatRequest:
         fields["reasoning_effort"] = "none"
     if request.thinking is not None and request.thinking.display == "omitted":
         fields["include_reasoning"] = False
+    if budget and request.thinking is not None:
+        fields["thinking_token_budget"] = request.thinking.budget_tokens
     if isinstance(request, MessagesRequest):
         fields |= {
             "max_completion_tokens": request.max_tokens,

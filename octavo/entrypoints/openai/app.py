@@ -12,6 +12,7 @@ from octavo.config import ServerConfig
 from octavo.entrypoints import cache_admin, health, metrics_endpoint
 from octavo.entrypoints.access_log import AccessLog
 from octavo.entrypoints.anthropic import messages
+from octavo.entrypoints.hosts import HostGuard, host_names
 from octavo.entrypoints.openai import chat, completions, models, render, requests, tokenize
 from octavo.entrypoints.openai.deadlines import TimeoutHeader
 from octavo.entrypoints.openai.draining import DrainGuard
@@ -50,9 +51,14 @@ def build_app(state: ServerState) -> FastAPI:
     app.include_router(messages.router, responses=failures(AnthropicErrorBody))
     install_error_handlers(app)
     install_openapi(app, guarded=state.keys.guarded, root_path=config.root_path)
-    app.add_middleware(RequestLimits, body=config.max_body_bytes, headers=config.h11_max_header_count)
     app.add_middleware(
         KeyGuard, keys=state.keys, open_paths=OPEN_PATHS | ({"/metrics"} if config.public_metrics else set())
+    )
+    app.add_middleware(
+        RequestLimits,
+        body=config.max_body_bytes,
+        headers=config.h11_max_header_count,
+        header_bytes=config.h11_max_incomplete_event_size,
     )
     if config.tenant_header is not None:
         app.add_middleware(TenantHeader, name=config.tenant_header)
@@ -62,6 +68,7 @@ def build_app(state: ServerState) -> FastAPI:
     app.add_middleware(HeadAsGet)
     if config.allowed_origins:
         app.add_middleware(CORSMiddleware, **cross_origin(config))
+    app.add_middleware(HostGuard, names=host_names(state))
     if not state.log_config.disable_uvicorn_access_log:
         app.add_middleware(AccessLog, quiet=state.log_config.quiet_paths)
     app.add_middleware(RequestIds, echo=config.enable_request_id_headers)

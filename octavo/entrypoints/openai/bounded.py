@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, TypeVar
 
-from pydantic import Field, PlainValidator
+from pydantic import BeforeValidator, Field, PlainValidator
 
 from octavo.entrypoints.openai.field_errors import shown
 
 MAX_IDS = 256 * 1024  # token ids in one list, prompts aside; entries of logit_bias
+MAX_STOP_IDS = 4096  # each sample of a request keeps a set of them
 MAX_STOP = 128  # each is looked for after every token
 MAX_STOP_CHARS = 4096  # of one; as much is held back of every answer
 MAX_WORD_CHARS = 1024  # of a bad word, which is tokenised in several spellings
@@ -20,6 +21,7 @@ MAX_WORDS = 64 * 1024  # bad_words, whose real limit is the server's
 MAX_MESSAGES = 16 * 1024
 MAX_PARTS = 1024  # content parts of one message
 MAX_PROMPTS = 1024  # prompts of one completions request
+MAX_METADATA = 16  # OpenAI's
 
 T = TypeVar("T")
 
@@ -53,6 +55,12 @@ def _check_biases(value: Any) -> Any:
     return value
 
 
+def _check_metadata(value: Any) -> Any:
+    if type(value) is dict and len(value) > MAX_METADATA:
+        raise ValueError(f"may have at most {MAX_METADATA} entries, got {len(value)}")
+    return value
+
+
 Prompt = Annotated[
     str | list[str] | list[int] | list[list[int]],
     PlainValidator(_check_prompt, json_schema_input_type=str | list[str] | list[int] | list[list[int]]),
@@ -60,7 +68,9 @@ Prompt = Annotated[
 Biases = Annotated[
     dict[str, float] | None, PlainValidator(_check_biases, json_schema_input_type=dict[str, float] | None)
 ]
+Metadata = Annotated[dict[str, str], BeforeValidator(_check_metadata), Field(max_length=MAX_METADATA)]
 TokenIds = Annotated[list[int], Field(max_length=MAX_IDS, fail_fast=True)]
+StopIds = Annotated[list[int], Field(max_length=MAX_STOP_IDS, fail_fast=True)]
 Words = Annotated[list[Annotated[str, Field(max_length=MAX_WORD_CHARS)]], Field(max_length=MAX_WORDS, fail_fast=True)]
 StopString = Annotated[str, Field(max_length=MAX_STOP_CHARS)]
 StopStrings = Annotated[list[StopString], Field(max_length=MAX_STOP, fail_fast=True)]

@@ -17,7 +17,7 @@ from octavo.entrypoints.openai.openapi import describe_answer
 from octavo.entrypoints.openai.prompts import encode_prompts, output_budget, truncate
 from octavo.entrypoints.openai.protocol import REFUSED_IN_COMPLETIONS, CompletionRequest
 from octavo.entrypoints.openai.routing import JsonRoute, note_ignored, server_state
-from octavo.entrypoints.openai.sampling import sampling_params
+from octavo.entrypoints.openai.sampling import check_weight, sampling_params
 from octavo.entrypoints.openai.sse import (
     CLIENT_CLOSED,
     DONE,
@@ -71,25 +71,30 @@ async def prepare(state: ServerState, engine: AsyncLLM, body: CompletionRequest)
         body.prompt,
         n=max(body.n or 1, body.best_of or 1),
         add_special_tokens=body.add_special_tokens,
-        limit=limit if body.truncate_prompt_tokens is None else None,
+        context=limit,
+        fits=body.truncate_prompt_tokens is None,
     )
     default = state.sampling_defaults.get("max_tokens", DEFAULT_MAX_TOKENS)
     keep, side = body.truncate_prompt_tokens, body.truncation_side
     prompts = [truncate(p, keep, requested or default, limit, side=side) for p in prompts]
-    params: list[SamplingParams] = []
-    for prompt in prompts:
-        # with max_tokens 0 only the prompt is scored: one token is sampled and dropped
-        wanted = 1 if requested == 0 else requested
-        budget = output_budget(len(prompt), wanted, default, limit, prompt_field="prompt", field="max_tokens")
-        params.append(
-            sampling_params(
+    # with max_tokens 0 only the prompt is scored: one token is sampled and dropped
+    wanted = 1 if requested == 0 else requested
+    budgets = [
+        output_budget(len(prompt), wanted, default, limit, prompt_field="prompt", field="max_tokens")
+        for prompt in prompts
+    ]
+    by_budget: dict[int, SamplingParams] = {}
+    for budget in budgets:
+        if budget not in by_budget:
+            by_budget[budget] = sampling_params(
                 body,
                 state.sampling_defaults,
                 max_tokens=budget,
                 logprobs=body.logprobs,
                 prompt_logprobs=_prompt_logprobs(body),
             )
-        )
+            check_weight(by_budget[budget], len(prompts))
+    params = [by_budget[budget] for budget in budgets]
     identity = response_id("cmpl-", body)
     return CompletionAnswer(await Generation.begin(state, body, prompts, params, response_id=identity), body)
 

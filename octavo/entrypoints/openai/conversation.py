@@ -23,7 +23,7 @@ from octavo.entrypoints.openai.parsers.base import Content, Delta, Reasoning, To
 from octavo.entrypoints.openai.prompts import ChatPrompt, ChatSetup, chat_setup, encode_chat, output_budget, truncate
 from octavo.entrypoints.openai.protocol import ChatRequest
 from octavo.entrypoints.openai.reading import PLAIN, Reader, Reading, reader_for, thinking_is_open
-from octavo.entrypoints.openai.sampling import sampling_params
+from octavo.entrypoints.openai.sampling import check_weight, sampling_params
 from octavo.entrypoints.openai.translate import renamed
 from octavo.entrypoints.state import ServerState
 from octavo.entrypoints.tenants import current_tenant
@@ -231,7 +231,8 @@ async def prepare(
         request,
         setup,
         add_special_tokens=request.add_special_tokens,
-        limit=limit if request.truncate_prompt_tokens is None else None,
+        context=limit,
+        fits=request.truncate_prompt_tokens is None,
     )
     token_ids = truncate(
         prompt.token_ids, request.truncate_prompt_tokens, requested or 1, limit, side=request.truncation_side
@@ -249,6 +250,7 @@ async def prepare(
             logprobs=_top_logprobs(request),
             prompt_logprobs=request.prompt_logprobs,
         )
+        check_weight(params, num_prompts=1)
         params = _for_reading(params, request, setup, prompt)
         generation = await Generation.begin(state, request, [token_ids], [params], response_id=identity)
     role = request.messages[-1].role if request.continue_final_message else state.chat_config.response_role

@@ -45,9 +45,12 @@ TYPES = {
     405: "MethodNotAllowedError",
     408: "RequestTimeoutError",
     413: "RequestTooLargeError",
+    415: "UnsupportedMediaTypeError",
+    421: "MisdirectedRequestError",
     429: "RateLimitError",
     431: "RequestHeadersTooLargeError",
     500: "InternalServerError",
+    501: "NotImplementedError",
     503: "ServiceUnavailableError",
     504: "TimeoutError",
 }
@@ -162,13 +165,13 @@ async def _on_octavo_error(request: Request, error: Exception) -> Response:
         headers["x-should-retry"] = "false"
     if isinstance(error, OverloadedError) and error.retry_after is not None:
         headers["Retry-After"] = str(math.ceil(error.retry_after))
-    return error_response(*describe(error), path=request.url.path, headers=headers)
+    return error_response(*describe(error), path=request.scope["path"], headers=headers)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     """What the router itself refuses: no such route, or one that answers other methods (named in ``Allow``)."""
     assert isinstance(error, HTTPException)
-    message, path = str(error.detail), request.url.path
+    message, path = str(error.detail), request.scope["path"]
     headers = dict(error.headers or {})
     if error.status_code == 405:
         methods = {method for method in headers.get("Allow", "").split(", ") if method}
@@ -183,7 +186,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    path = request.url.path
+    path = request.scope["path"]
     if isinstance(error.body, bytes):  # FastAPI decodes nothing else, for a page of another origin could send that
         kind = request.headers.get("content-type", "")
         refusal = f"the body must come with Content-Type: application/json, got {kind[:100]!r}"

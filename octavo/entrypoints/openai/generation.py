@@ -18,6 +18,7 @@ from octavo.entrypoints.openai.answers import CompletionTokensDetails, PromptTok
 from octavo.entrypoints.openai.constraints import named_by
 from octavo.entrypoints.openai.deadlines import arrival_time, shortest
 from octavo.entrypoints.openai.protocol import GenerationRequest
+from octavo.entrypoints.openai.sampling import check_logprobs
 from octavo.entrypoints.request_ids import current_request_id
 from octavo.entrypoints.state import ServerState
 from octavo.entrypoints.tenants import current_tenant
@@ -121,6 +122,7 @@ class Generation:
         self._state, self._engine = state, state.ready_engine()
         tenant, explicit = current_tenant(), request.names_max_tokens
         params = [self._engine.bound(one, tenant, explicit=explicit, priority=request.priority) for one in params]
+        check_logprobs(prompts, params, self._engine.info.vocab_size)
         self.request, self.prompts, self.params = request, prompts, params
         self.tokenizer = self._engine.tokenizer
         self.id, self.model, self.created = response_id, state.model_name, int(time.time())

@@ -98,19 +98,30 @@ class KeyGuard:
 
 
 class RequestLimits:
-    """More header fields than ``headers`` are refused with 431; a body of more than ``body`` bytes with 413, by its
-    declared length or as soon as it has grown too long.
+    """More header fields than ``headers``, or more than ``header_bytes`` in all, are refused with 431; a body of more
+    than ``body`` bytes with 413, by its declared length or as soon as it has grown too long. One that says its length
+    in two ways is a 400: a proxy before us may have read it otherwise, and taken its end for a request.
     """
 
-    def __init__(self, app: ASGIApp, body: int, headers: int) -> None:
-        self.app, self._body, self._headers = app, body, headers
+    def __init__(self, app: ASGIApp, body: int, headers: int, header_bytes: int) -> None:
+        self.app, self._body, self._headers, self._header_bytes = app, body, headers, header_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         limit = f"at most {self._body} are allowed (the server's --max-body-bytes)"
-        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        headers = dict(scope["headers"])
+        declared = headers.get(b"content-length", b"0")
+        if b"content-length" in headers and b"transfer-encoding" in headers:
+            refusal = "the request has both Content-Length and Transfer-Encoding; send one of them"
+            more = {"Connection": "close"}
+            await error_response(400, refusal, path=scope["path"], headers=more)(scope, receive, send)
+            return
+        if (size := sum(len(name) + len(value) for name, value in scope["headers"])) > self._header_bytes:
+            refusal = f"the request's headers have {size} bytes; at most {self._header_bytes} are allowed"
+            await error_response(431, refusal, path=scope["path"])(scope, receive, send)
+            return
         if (count := len(scope["headers"])) > self._headers:
             refusal = f"the request has {count} header fields; at most {self._headers} are allowed"
             await error_response(431, refusal, path=scope["path"])(scope, receive, send)

@@ -3,40 +3,52 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from octavo.entrypoints.openai.chat_format import ChatFormat, ChatFormats
 from octavo.entrypoints.openai.chat_messages import plain_message
 from octavo.entrypoints.openai.protocol import ChatMessage, TemplateOptions
+from octavo.entrypoints.openai.routing import large_body
 from octavo.entrypoints.openai.tools import ToolUse, tool_use
 from octavo.entrypoints.state import ServerState
 from octavo.exceptions import ValidationError
 from octavo.tokenizer.base import Tokenizer
 
-LONG_TEXT = 16 * 1024  # characters; longer texts are tokenised off the event loop
+LONG_TEXT = 16 * 1024  # characters; longer texts are tokenised off the event loop,
+VERY_LONG_TEXT = 256 * 1024  # and still longer ones one by one: the library needs up to 600 bytes a token
+LONGEST_TEXT, LONGEST_TOKENS = 1024 * 1024, 16  # characters of one text, and in the mean of its tokens, at most
 MANY_MESSAGES = 32  # longer conversations go through the template off the event loop
 MAX_SEQUENCES = 1024  # prompts x n of one completions request
+_very_long_texts = ThreadPoolExecutor(1, thread_name_prefix="very-long-texts")
 RESERVED_VARIABLES = {"messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message"}
 
 
 async def encode(
-    tokenizer: Tokenizer, text: str, *, add_special_tokens: bool, limit: int | None = None, field: str = "prompt"
+    tokenizer: Tokenizer, text: str, *, add_special_tokens: bool, context: int, fits: bool = True, field: str = "prompt"
 ) -> list[int]:
-    """Token ids of ``text``; a long text does not hold up the other requests.
+    """Token ids of ``text``; a long text does not hold up the other requests, and of very long ones there is one.
 
-    Raises ValidationError, before the work, for a text that is longer than ``limit`` of the longest tokens.
+    Raises ValidationError, before the work, for a text that is longer than ``context`` of the longest tokens, where it
+    is to fit; and in any case for one that would take too much memory.
     """
     if len(text) <= LONG_TEXT:
         return tokenizer.encode(text, add_special_tokens=add_special_tokens)
     least = -(-len(text) // tokenizer.longest_token)
-    if limit is not None and least > limit:
+    if fits and least > context:
         raise ValidationError(
-            f"this model's maximum context length is {limit} tokens; the prompt alone has at least {least}",
+            f"this model's maximum context length is {context} tokens; the prompt alone has at least {least}",
             parameter=field,
         )
-    return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)
+    most = max(LONGEST_TEXT, LONGEST_TOKENS * context)
+    if len(text) > most:
+        raise ValidationError(f"{field} has {len(text)} characters; at most {most} are tokenised", parameter=field)
+    executor = None if len(text) <= VERY_LONG_TEXT else _very_long_texts
+    work = functools.partial(tokenizer.encode, text, add_special_tokens=add_special_tokens)
+    return await asyncio.get_running_loop().run_in_executor(executor, work)
 
 
 async def encode_prompts(
@@ -45,11 +57,12 @@ async def encode_prompts(
     *,
     n: int,
     add_special_tokens: bool,
-    limit: int | None = None,
+    context: int,
+    fits: bool,
 ) -> list[list[int]]:
     """One list of token ids a prompt. An empty text is BOS where there is one; an empty list is a ValidationError.
 
-    A prompt of ``limit`` tokens or more is refused before the next one is tokenised.
+    Where they are to fit, one of ``context`` tokens or more is refused before the next one is tokenised.
     """
     listed: Sequence[Any] = [prompt] if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else prompt
     if not listed:
@@ -62,11 +75,12 @@ async def encode_prompts(
     encoded = []
     for one in listed:
         if isinstance(one, str):
-            ids = await encode(tokenizer, one, add_special_tokens=add_special_tokens, limit=limit)
+            await asyncio.sleep(0)  # many short texts are a long one
+            ids = await encode(tokenizer, one, add_special_tokens=add_special_tokens, context=context, fits=fits)
         else:
             ids = list(one)
-        if limit is not None:
-            output_budget(len(ids), None, None, limit, prompt_field="prompt", field="max_tokens")
+        if fits:
+            output_budget(len(ids), None, None, context, prompt_field="prompt", field="max_tokens")
         if not ids:
             if not isinstance(one, str) or tokenizer.bos_token_id is None:
                 raise ValidationError("prompt must not be empty", parameter="prompt")
@@ -95,9 +109,10 @@ class ChatPrompt:
 async def chat_setup(state: ServerState, options: TemplateOptions) -> ChatSetup:
     """Check all that does not need the messages. Raises ValidationError naming the field.
 
-    A template of the request's own is tried out off the event loop, which it could hold up on purpose.
+    A template of the request's own is tried out off the event loop, which it could hold up on purpose; and many tools
+    take a while to check.
     """
-    if options.chat_template is None:
+    if options.chat_template is None and not large_body.get():
         return _setup(state, options)
     return await asyncio.to_thread(_setup, state, options)
 
@@ -156,17 +171,20 @@ async def encode_chat(
     setup: ChatSetup,
     *,
     add_special_tokens: bool,
-    limit: int | None = None,
+    context: int,
+    fits: bool,
 ) -> ChatPrompt:
     """Render and tokenise; a long conversation does not hold up the other requests, nor does a request's own template.
 
     Raises what render_chat raises.
     """
-    if len(messages) <= MANY_MESSAGES and options.chat_template is None:
+    if len(messages) <= MANY_MESSAGES and options.chat_template is None and not large_body.get():
         text = render_chat(tokenizer, messages, options, setup)
     else:
         text = await asyncio.to_thread(render_chat, tokenizer, messages, options, setup)
-    ids = await encode(tokenizer, text, add_special_tokens=add_special_tokens, limit=limit, field="messages")
+    ids = await encode(
+        tokenizer, text, add_special_tokens=add_special_tokens, context=context, fits=fits, field="messages"
+    )
     return ChatPrompt(text, ids)
 
 
@@ -175,8 +193,17 @@ async def chat_token_ids(
 ) -> list[int]:
     """What the model would read of a conversation."""
     setup = await chat_setup(state, options)
-    tokenizer = state.ready_engine().tokenizer
-    return (await encode_chat(tokenizer, messages, options, setup, add_special_tokens=add_special_tokens)).token_ids
+    engine = state.ready_engine()
+    prompt = await encode_chat(
+        engine.tokenizer,
+        messages,
+        options,
+        setup,
+        add_special_tokens=add_special_tokens,
+        context=engine.info.max_model_len,
+        fits=False,
+    )
+    return prompt.token_ids
 
 
 def render_chat(tokenizer: Tokenizer, messages: list[ChatMessage], options: TemplateOptions, setup: ChatSetup) -> str:

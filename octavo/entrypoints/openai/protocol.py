@@ -8,6 +8,7 @@ a header of the answer (``routing.note_ignored``).
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -18,6 +19,7 @@ from octavo.entrypoints.openai.bounded import (
     Messages,
     Parts,
     Prompt,
+    StopIds,
     StopString,
     StopStrings,
     TokenIds,
@@ -58,6 +60,16 @@ IGNORED = frozenset(
 )
 
 
+def unknown_fields(request: BaseModel, known: Collection[str], inside: Iterable[str]) -> list[str]:
+    """Fields that nobody knows: of ``request`` besides ``known``, and of the objects in its fields ``inside``."""
+    found = set(request.model_extra or {}) - set(known)
+    for name in inside:
+        inner = getattr(request, name, None)
+        if isinstance(inner, BaseModel):
+            found |= {f"{name}.{field}" for field in inner.model_extra or {}}
+    return sorted(found)
+
+
 class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
     include_usage: bool | None = False
@@ -80,7 +92,7 @@ class GenerationRequest(BaseModel):
     repetition_penalty: float | None = None
     seed: int | None = None
     stop: StopString | StopStrings | None = None
-    stop_token_ids: TokenIds | None = None
+    stop_token_ids: StopIds | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     max_tokens: int | None = None
@@ -132,9 +144,7 @@ class GenerationRequest(BaseModel):
             if value is not None and not any(type(value) is type(i) and value == i for i in inert):
                 advice = f"; {ADVICE[name]}" if name in ADVICE else ""
                 raise ValidationError(f"{name} is not supported by octavo{advice}", parameter=name)
-        nested = (self.stream_options.model_extra or {}) if self.stream_options is not None else {}
-        unknown = set(extra) - set(REFUSED) - set(table) - IGNORED
-        return sorted(unknown | {f"stream_options.{name}" for name in nested})
+        return unknown_fields(self, IGNORED.union(REFUSED, table), ("stream_options",))
 
 
 class CompletionRequest(GenerationRequest):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Coroutine, Sequence
+from contextvars import ContextVar
 from itertools import islice
 from typing import Any
 from urllib.parse import quote
@@ -23,6 +24,8 @@ IGNORED_FIELDS = "x-octavo-ignored-fields"
 SHOWN_NAMES, SHOWN_NAME = 20, 64  # names in the header, and characters of one
 
 
+LARGE_BODY = 64 * 1024  # bytes
+large_body: ContextVar[bool] = ContextVar("large_body", default=False)  # of the request that is being answered
 MAX_VALUES = 300_000  # arrays, objects and strings in one body: a third of a second to decode, at worst
 _VALUES = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+|[\[{]', re.DOTALL)  # a string, whole or cut off, or an opening
 
@@ -42,8 +45,13 @@ class JsonRequest(Request):
     """Reads JSON with bounded nesting and size, no lone surrogates; NaN and Infinity pass, for validation to name."""
 
     async def json(self) -> Any:
+        coding = self.headers.get("content-encoding", "identity")
+        if coding.strip().lower() not in ("", "identity"):
+            refusal = f"the body must come as it is, without a Content-Encoding, got {coding[:40]!r}"
+            raise HTTPException(415, refusal, {"Accept-Encoding": "identity"})
         body = await self.body()
         note_arrival()
+        large_body.set(len(body) > LARGE_BODY)
         check_number_of_values(body)
         try:
             return from_json(body, allow_inf_nan=True, cache_strings=False)

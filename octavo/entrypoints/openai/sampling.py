@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
+from octavo.config.engine import MAX_SAMPLES
 from octavo.entrypoints.openai.constraints import constraint
 from octavo.entrypoints.openai.protocol import GenerationRequest
+from octavo.entrypoints.openai.translate import renamed
 from octavo.exceptions import ValidationError
 from octavo.messages import BeamSearch, RequestOutputKind, SamplingParams
 
@@ -17,6 +21,53 @@ PASSED_ON = (
     *("skip_special_tokens", "spaces_between_special_tokens", "repetition_detection", "thinking_token_budget"),
     *("skip_reading_prefix_cache", "stream_interval"),
 )
+
+
+MAX_LOGPROBS = 1 << 22  # of one request: half a gigabyte of objects
+MAX_WEIGHT = 4 << 20  # bytes of sampling parameters: lists of ids and words, grammars, once for each sequence
+SPELLINGS = 4  # times as large as a bad word is what becomes of it: ids, of two ways to spell it
+
+
+def check_weight(params: SamplingParams, num_prompts: int) -> None:
+    """Each sequence of a request has lists and masks of its own: long lists and many sequences do not go together.
+
+    Raises ValidationError naming what there is too much of.
+    """
+    sequences = num_prompts * min(params.n, MAX_SAMPLES)
+    try:
+        weight = len(msgspec.msgpack.encode(params)) + (SPELLINGS - 1) * sum(map(len, params.bad_words))
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return  # what no message can carry is refused, by name, where the engine looks at it
+    if sequences > 1 and weight * sequences > MAX_WEIGHT:
+        field = "n" if params.n > 1 else "prompt"
+        raise ValidationError(
+            f"{field}: the sampling parameters have {weight} bytes (as msgpack) for each of {sequences} sequences; at "
+            f"most {MAX_WEIGHT} bytes in all are allowed: shorten their lists, or ask for fewer sequences at once",
+            parameter=field,
+        )
+
+
+def check_logprobs(prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], vocab_size: int) -> None:
+    """Raises ValidationError if all log-probabilities of a request may be more than one server should have to keep."""
+    answers = scored = 0
+    for ids, one in zip(prompts, params, strict=True):
+        answers += one.n * (one.max_tokens or 0) * _entries(one.logprobs, one.logprob_token_ids, vocab_size)
+        positions = max(0, len(ids) - 1 - one.prompt_logprob_start)
+        scored += positions * _entries(one.prompt_logprobs, one.prompt_logprob_token_ids, vocab_size)
+    if answers + scored > MAX_LOGPROBS:
+        field = "logprobs" if answers >= scored else "prompt_logprobs"
+        raise ValidationError(
+            f"{field}: this request may come to {answers + scored} log-probabilities (of all tokens of its prompts and "
+            f"samples, {scored} of them of prompts); at most {MAX_LOGPROBS} are allowed: ask for fewer of fewer tokens",
+            parameter=field,
+        )
+
+
+def _entries(count: int | None, ids: Sequence[int] | None, vocab_size: int) -> int:
+    """Log-probabilities of one token, its own among them."""
+    if ids:
+        return 1 + len(ids)
+    return 0 if count is None else vocab_size if count == -1 else 1 + count
 
 
 def beams(request: GenerationRequest) -> BeamSearch | None:
@@ -57,13 +108,14 @@ def sampling_params(
             value = defaults.get(name)
         if value is not None:
             chosen[name] = value
-    return SamplingParams(
-        **chosen,
-        max_tokens=max_tokens,
-        # chat's top_logprobs is 0 where it is not given: then the ids alone say how many
-        logprobs=None if request.logprob_token_ids and logprobs == 0 else logprobs,
-        prompt_logprobs=prompt_logprobs,
-        extra_args=request.vllm_xargs,
-        structured_outputs=constraint(request),
-        output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
-    )
+    with renamed({"extra_args": "vllm_xargs"}):
+        return SamplingParams(
+            **chosen,
+            max_tokens=max_tokens,
+            # chat's top_logprobs is 0 where it is not given: then the ids alone say how many
+            logprobs=None if request.logprob_token_ids and logprobs == 0 else logprobs,
+            prompt_logprobs=prompt_logprobs,
+            extra_args=request.vllm_xargs,
+            structured_outputs=constraint(request),
+            output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
+        )

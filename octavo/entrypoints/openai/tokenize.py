@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -12,6 +14,7 @@ from octavo.entrypoints.openai.protocol import DetokenizeRequest, TokenizeReques
 from octavo.entrypoints.openai.routing import JsonRoute, server_state
 from octavo.entrypoints.openai.sse import json_response
 from octavo.exceptions import ValidationError
+from octavo.tokenizer.base import Tokenizer
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -31,9 +34,14 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     if body.messages is not None:
         tokens = await chat_token_ids(state, body.messages, body, add_special_tokens=special)
     else:
-        tokens = await encode(engine.tokenizer, body.prompt or "", add_special_tokens=special)
-    strings = [engine.tokenizer.token_string(t) for t in tokens] if body.return_token_strs else None
+        text, context = body.prompt or "", engine.info.max_model_len
+        tokens = await encode(engine.tokenizer, text, add_special_tokens=special, context=context, fits=False)
+    strings = await asyncio.to_thread(_strings, engine.tokenizer, tokens) if body.return_token_strs else None
     return json_response(Tokenized(len(tokens), engine.info.max_model_len, tokens, strings))
+
+
+def _strings(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
+    return [tokenizer.token_string(token) for token in tokens]
 
 
 @router.post("/detokenize", response_class=Response, responses=describe_answer(Detokenized), operation_id="detokenize")

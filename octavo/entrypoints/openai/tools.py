@@ -18,6 +18,7 @@ from octavo.exceptions import ValidationError
 MAX_TOOLS = 1024
 MAX_TOOLS_BYTES = 1024 * 1024  # of all tools as JSON
 MAX_CALLS = 1024  # of one message in the history
+MAX_ARGUMENTS = 1024 * 1024  # characters of one call's arguments, which are JSON once more
 MAX_SCHEMA_DEPTH = 64
 TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 
@@ -56,7 +57,7 @@ ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
 class CalledFunction(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
     name: str
-    arguments: str | dict[str, Any] = ""
+    arguments: Annotated[str, Field(max_length=MAX_ARGUMENTS)] | dict[str, Any] = ""
 
 
 class PastToolCall(BaseModel):

@@ -8,13 +8,14 @@ processors, which may exclude it, are left out. Knows nothing of grammars' text,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from octavo.backends.base import BitArray, SampleRows
 from octavo.exceptions import RequestError
 from octavo.messages import NewRequestData
-from octavo.structured_output.bank import GrammarBank, Matcher
+from octavo.structured_output.bank import GrammarBank, MaskBudget, Matcher
 
 
 class Constraints:
@@ -23,6 +24,7 @@ class Constraints:
     def __init__(self, grammars: GrammarBank | None) -> None:
         self._grammars = grammars
         self._matchers: dict[str, Matcher] = {}
+        self._budgets: WeakValueDictionary[str, MaskBudget] = WeakValueDictionary()  # as long as there are matchers
         self._masks: BitArray = np.zeros((0, 0), np.uint32)  # kept, for new pages cost
 
     def __bool__(self) -> bool:
@@ -35,7 +37,9 @@ class Constraints:
         if self._grammars is None:
             raise RequestError("structured output is not available here")
         output = request.token_ids[request.num_prompt_tokens :]
-        self._matchers[request.request_id] = self._grammars.matcher(request.grammar, output)
+        family = request.request_id.partition(".")[0]  # samples of one request are <id>.0, <id>.1, ...
+        budget = self._budgets.setdefault(family, MaskBudget())
+        self._matchers[request.request_id] = self._grammars.matcher(request.grammar, output, budget)
 
     def remove(self, request_id: str) -> None:
         """Unknown ids are ignored."""

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from octavo.entrypoints.openai.bounded import Messages, Parts
-from octavo.entrypoints.openai.protocol import ChatRequest, ContentPart
+from octavo.entrypoints.openai.bounded import Messages, Metadata, Parts
+from octavo.entrypoints.openai.protocol import ChatRequest, ContentPart, unknown_fields
 from octavo.entrypoints.openai.translate import chat_request
 from octavo.exceptions import ValidationError
 
@@ -154,7 +154,7 @@ class ResponsesRequest(InputRequest):
     top_p: float | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     include: Annotated[list[str], Field(max_length=32)] | None = None
-    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+    metadata: Metadata | None = None
     store: bool | None = None
     stream: bool | None = False
     user: str | None = None
@@ -165,7 +165,8 @@ class ResponsesRequest(InputRequest):
 
     def unknown(self) -> list[str]:
         """The fields that nobody knows."""
-        return sorted(set(self.model_extra or {}) - set(REFUSED) - IGNORED - set(PASSED_ON))
+        known = IGNORED.union(REFUSED, PASSED_ON)
+        return unknown_fields(self, known, ("reasoning", "text", "tool_choice"))
 
 
 def to_chat(request: InputRequest) -> ChatRequest:
