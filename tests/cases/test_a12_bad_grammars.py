@@ -149,7 +149,7 @@ def test_constraints_that_leave_no_token_are_a_400_too_though_only_the_run_shows
     [
         ({"repetition_detection": {"max_pattern_size": 2, "min_count": 2**64}}, "repetition_detection"),
         ({"stream_interval": 2**64}, "stream_interval"),
-        ({"vllm_xargs": {"a": 2**64}}, "extra_args"),
+        ({"vllm_xargs": {"a": 2**64}}, "vllm_xargs"),
     ],
 )
 def test_numbers_that_no_message_carries_are_refused(
