@@ -184,8 +184,10 @@ async def _token_ids(state: ServerState, body: PromptRequest) -> list[int]:
         special = bool(body.add_special_tokens)
         return await chat_token_ids(state, body.messages, body, add_special_tokens=special)
     assert body.prompt is not None
-    special, limit = body.add_special_tokens is not False, engine.info.max_model_len
-    (token_ids,) = await encode_prompts(engine.tokenizer, body.prompt, n=1, add_special_tokens=special, limit=limit)
+    special, context = body.add_special_tokens is not False, engine.info.max_model_len
+    (token_ids,) = await encode_prompts(
+        engine.tokenizer, body.prompt, n=1, add_special_tokens=special, context=context, fits=True
+    )
     highest = engine.info.vocab_size - 1
     if not all(0 <= token_id <= highest for token_id in token_ids):
         raise ValidationError(f"prompt: token ids must be in [0, {highest}]", parameter="prompt")
