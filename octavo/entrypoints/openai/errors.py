@@ -50,7 +50,7 @@ TYPES = {
     429: "RateLimitError",
     431: "RequestHeadersTooLargeError",
     500: "InternalServerError",
-    501: "NotImplementedError",
+    501: "UnsupportedEncodingError",
     503: "ServiceUnavailableError",
     504: "TimeoutError",
 }
