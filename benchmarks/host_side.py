@@ -73,7 +73,7 @@ def engine(args: argparse.Namespace) -> None:
     from octavo.args.engine_args import engine_config_from_kwargs
     from octavo.args.resolve import resolve_engine_config
     from octavo.engine.core import EngineCore
-    from octavo.engine.model_limits import apply_model_limits
+    from octavo.engine.model_limits import check_model_limits
     from octavo.executor.uniproc import UniprocExecutor
     from octavo.messages import EngineCoreRequest, SamplingParams
     from octavo.worker import model_runner
@@ -85,7 +85,8 @@ def engine(args: argparse.Namespace) -> None:
         "max_model_len": 2048,
     }
     settings["pipeline_depth"] = args.depth
-    config, vocab_size = apply_model_limits(resolve_engine_config(engine_config_from_kwargs(**settings), None))
+    config = resolve_engine_config(engine_config_from_kwargs(**settings), None)
+    vocab_size = check_model_limits(config)
     executors: list[UniprocExecutor] = []
 
     def make(config: Any) -> UniprocExecutor:

@@ -52,6 +52,7 @@ ABSENT = {
 }
 
 _SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]{1,2})?)\s*([kmgt]?)(i?b?)\s*", re.IGNORECASE)
+_AUTO = ("auto", "-1")  # what vLLM writes for a number that the engine shall find
 _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -103,7 +104,8 @@ def _unwrap(annotation: Any) -> tuple[Any, bool]:
     return annotation, False
 
 
-def _converter(metadata: Mapping[str, Any], kind: Any) -> Callable[[str], Any]:
+def converter(metadata: Mapping[str, Any], kind: Any) -> Callable[[str], Any]:
+    """A ``type`` for argparse; ``metadata``: those of ``option``, such as ``size``."""
     convert: Callable[[str], Any] = kind
     if metadata.get("size"):
         convert = parse_size
@@ -113,6 +115,8 @@ def _converter(metadata: Mapping[str, Any], kind: Any) -> Callable[[str], Any]:
         convert = parse_json
 
     def parse(text: str) -> Any:
+        if metadata.get("auto") and text.strip().lower() in _AUTO:
+            return None
         try:
             return convert(text)
         except (ConfigError, ValueError) as error:
@@ -141,7 +145,7 @@ def _add_field(group: argparse._ArgumentGroup, field: dataclasses.Field[Any], ki
         group.add_argument(flag, choices=get_args(kind), **common)
     else:
         metavar = "SIZE" if field.metadata.get("size") else "N" if kind in (int, float) else field.name.upper()
-        group.add_argument(flag, type=_converter(field.metadata, kind), metavar=metavar, **common)
+        group.add_argument(flag, type=converter(field.metadata, kind), metavar=metavar, **common)
 
 
 class _Absent(argparse.Action):
@@ -179,6 +183,8 @@ def _check_kind(field: dataclasses.Field[Any], annotation: Any, value: Any) -> A
     """``value`` for ``field``, sizes given as text converted; ConfigError where the type is wrong."""
     kind, optional = _unwrap(annotation)
     if value is None and optional:
+        return None
+    if field.metadata.get("auto") and str(value).lower() in _AUTO:
         return None
     if isinstance(value, str) and field.metadata.get("size"):
         return parse_size(value)

@@ -148,6 +148,17 @@ class Runnable(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes that a prepared model takes, and one block of its KV cache."""
+
+    weights: int  # packed: ``Runnable.weight_bytes``
+    activations: int  # buffers of the largest step within the Limits, logits included
+    sampling: int  # scratch memory of the backend's own sampler
+    packing: int  # most bytes beside, while weights are packed; not while packed ones are read from a cache
+    kv_block: int  # from a block to the next: ``Runnable.block_bytes``
+
+
 class Backend(Protocol):
     """A set of kernels for one kind of hardware."""
 
@@ -163,6 +174,10 @@ class Backend(Protocol):
 
     def kv_scale_size(self, kv_dtype: KVDtype = "auto") -> int:
         """Bytes of the scale of one token's K, or V, of one head; 0 where numbers need none."""
+        ...
+
+    def footprint(self, program: Program, weights: Weights, limits: Limits) -> Footprint:
+        """What ``prepare`` would take; ``weights`` may be outlines. Raises KernelError as that."""
         ...
 
     def prepare(self, program: Program, weights: Weights, limits: Limits) -> Runnable:

@@ -1,109 +1,181 @@
-"""``octavo plan MODEL``: what weights and KV cache will take, from the model's headers alone."""
+"""``octavo plan MODEL``: where the memory would go, from the model's headers alone, here or on another machine."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 from dataclasses import dataclass
+from typing import Any
 
-from octavo.args.engine_args import add_engine_arguments, engine_config_from_namespace
+import msgspec
+
+from octavo.args.engine_args import add_engine_arguments, converter, engine_config_from_namespace
 from octavo.args.resolve import resolve_engine_config
 from octavo.backends.registry import make_backend
-from octavo.cli.units import format_bytes
 from octavo.config import EngineConfig
+from octavo.engine.model_limits import check_length
 from octavo.entrypoints.progress import download_bar
-from octavo.messages import KVCacheSpec
-from octavo.model_loader import ModelInfo, inspect_model
-from octavo.platforms.cpu import available_memory, cpu_name
-from octavo.worker.worker import default_kv_memory
+from octavo.exceptions import ConfigError
+from octavo.messages import MemoryPlan
+from octavo.model_loader import ModelInfo, outline_model
+from octavo.platforms.cpu import cpu_name
+from octavo.utils.units import format_bytes
+from octavo.worker.memory import Machine, plan_memory, this_machine
 
-CONTEXTS = (1024, 8192, 32768)
+LENGTHS = (1024, 8192, 32768)  # of requests, when nobody says
+KV_DTYPES = ("bf16", "int8", "fp8")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Sizes in bytes. ``kv_memory`` is what the blocks may take in all."""
+    """``of_dtype``: the same engine with K and V kept in another way. ``lengths``: tokens of requests to count."""
 
+    config: EngineConfig
     info: ModelInfo
-    spec: KVCacheSpec
-    max_model_len: int
-    free_memory: int
-    kv_memory: int
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks that hold tokens; one more is the null block."""
-        return max(0, self.kv_memory // self.spec.bytes_per_block - 1)
-
-    @property
-    def num_tokens(self) -> int:
-        return self.num_blocks // len(self.spec.windows) * self.spec.block_size
-
-    def requests_of(self, context: int) -> int:
-        """How many requests of ``context`` tokens fit into the blocks side by side, blocks before windows included."""
-        return self.num_blocks // (-(-context // self.spec.block_size) * len(self.spec.windows))
+    machine: Machine
+    memory: MemoryPlan
+    of_dtype: dict[str, MemoryPlan]
+    lengths: tuple[int, ...]
 
 
-def make_plan(config: EngineConfig, free_memory: int) -> Plan:
-    """The plan of a resolved ``config`` on a machine with ``free_memory`` bytes. Raises ModelError."""
-    info = inspect_model(config.model.model, config.model)
-    backend, kv_dtype = make_backend(config.backend), config.cache.kv_dtype
-    spec = KVCacheSpec(
-        num_layers=info.kv_groups.layers_per_block,
-        num_kv_heads=info.num_kv_heads,
-        head_dim=info.head_dim,
-        element_size=backend.kv_element_size(kv_dtype),
-        block_size=config.cache.block_size,
-        scale_size=backend.kv_scale_size(kv_dtype),
-        windows=info.kv_groups.windows,
-    )
-    limit = config.model.max_model_len or info.max_position
-    blocks = config.scheduler.max_num_seqs * -(-limit // spec.block_size) * len(spec.windows) + 1
-    wanted = blocks * spec.bytes_per_block
-    default = default_kv_memory(free=free_memory, reserved=info.weight_bytes, wanted=wanted)
-    return Plan(info, spec, limit, free_memory, config.cache.kv_cache_memory or default)
+def make_plan(config: EngineConfig, machine: Machine, lengths: tuple[int, ...] = LENGTHS) -> Plan:
+    """The plan of a resolved ``config``. Raises ModelError, ConfigError or KernelError."""
+    model, backend = outline_model(config.model), make_backend(config.backend)
+    check_length(config.model, model.info)
+
+    def plan(dtype: Any) -> MemoryPlan:
+        cache = dataclasses.replace(config.cache, kv_cache_dtype=dtype)
+        return plan_memory(model, backend, dataclasses.replace(config, cache=cache), machine)
+
+    of_dtype = {dtype: plan(dtype) for dtype in KV_DTYPES}
+    return Plan(config, model.info, machine, plan(config.cache.kv_cache_dtype), of_dtype, lengths)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("plan")
+    size = converter({"size": True}, int)
+    group.add_argument("--memory", type=size, metavar="SIZE", help="memory of another machine, e.g. 16GiB")
+    group.add_argument("--cores", type=int, metavar="N", help="its physical cores (default: this one's)")
+    tokens = converter({"tokens": True}, int)
+    group.add_argument("--input-len", type=tokens, metavar="N", help="tokens of the prompts to count requests of")
+    group.add_argument("--output-len", type=tokens, metavar="N", help="tokens of their answers (default: 0)")
+    group.add_argument("--json", action="store_true", help="print it as JSON")
     add_engine_arguments(parser)
 
 
-def lines_of(plan: Plan, name: str | None) -> list[str]:
-    """The plan in words, without its table."""
-    info, spec = plan.info, plan.spec
-    layers, bytes_per_token = len(spec.windows) * spec.num_layers, len(spec.windows) * spec.bytes_per_token
-    head = f"{spec.head_dim} x {spec.element_size} bytes"
-    if spec.scale_size:
-        head = f"({head} + {spec.scale_size} for the scale)"
+def run(namespace: argparse.Namespace) -> int:
+    """Print the plan; 1 if an engine would not start."""
+    config = engine_config_from_namespace(namespace)
+    for name, least in (("memory", 1), ("cores", 1), ("input_len", 1), ("output_len", 0)):
+        value = getattr(namespace, name)
+        if value is not None and value < least:
+            raise ConfigError(f"{name} = {value}: must be at least {least}")
+    if namespace.cores is not None and config.backend.threads is None:
+        config = dataclasses.replace(config, backend=dataclasses.replace(config.backend, threads=namespace.cores))
+    with download_bar() as progress:
+        config = resolve_engine_config(config, progress)
+    machine = this_machine() if namespace.memory is None else Machine(namespace.memory)
+    asked = (namespace.input_len or 0) + (namespace.output_len or 0)
+    plan = make_plan(config, machine, (asked,) if asked else LENGTHS)
+    if namespace.json:
+        print(json.dumps(as_json(plan), indent=2))
+    else:
+        print_plan(plan, cpu_name() if namespace.memory is None else "another machine")
+    return 1 if plan.memory.refusal else 0
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    """All numbers of the plan, in bytes and tokens."""
+
+    def numbers(memory: MemoryPlan) -> dict[str, Any]:
+        requests = {str(length): memory.requests_of(length) for length in plan.lengths}
+        return {
+            "num_blocks": memory.num_blocks,
+            "num_tokens": memory.num_tokens,
+            "kv_bytes": memory.kv_bytes,
+            "total": memory.total,
+            "max_model_len": memory.max_model_len,
+            "refusal": memory.refusal,
+            "requests_at_once": requests,
+        }
+
+    return {
+        "model": plan.config.model.served_model_name,
+        "architecture": plan.info.architecture,
+        "weights_format": plan.info.weights_format,
+        "threads": plan.config.backend.threads,
+        **msgspec.to_builtins(plan.memory),
+        **numbers(plan.memory),
+        "kv_cache_dtypes": {dtype: numbers(memory) for dtype, memory in plan.of_dtype.items()},
+    }
+
+
+def parts_of(plan: Plan) -> list[tuple[str, int, str]]:
+    """(part, bytes, what that is for); parts that take nothing are left out."""
+    config, memory = plan.config, plan.memory
+    parts = [
+        ("weights", memory.weights, f"{plan.info.weights_format}, packed"),
+        ("activations", memory.activations, f"steps of {config.scheduler.step_tokens} tokens"),
+        ("sampling", memory.sampling, f"{config.scheduler.max_num_seqs} requests at once"),
+        ("requests", memory.requests, f"of up to {memory.max_model_len} tokens"),
+        ("queue", memory.queue, f"{config.queue.max_num_queued_tokens} tokens may wait"),
+        ("tiers", memory.tiers, "KV blocks that the cache has no room for"),
+        ("processes", memory.processes, "server, engine core, check of grammars"),
+        ("KV cache", memory.kv_bytes, f"{max(0, memory.num_blocks - 1)} blocks, {memory.num_tokens} tokens"),
+        ("total", memory.total, ""),
+    ]
+    return [part for part in parts if part[1] > 0]
+
+
+def facts_of(plan: Plan, machine: str) -> list[tuple[str, str]]:
+    """(name, what the plan is about)."""
+    config, info, memory = plan.config, plan.info, plan.memory
+    heads = f"{info.num_kv_heads} KV head{'s' if info.num_kv_heads > 1 else ''} of {info.head_dim}"
+    sliding = [w for group, _ in info.kv_groups.places if (w := info.kv_groups.windows[group]) is not None]
+    windows = f", {len(sliding)} of which see {max(sliding)} tokens" if sliding else ""
+    context = f"{memory.max_model_len} tokens"
+    if memory.max_model_len < info.max_position:
+        context += f" of the model's {info.max_position}"
+    threads = config.backend.threads
     return [
-        f"model      {name} ({info.architecture}, {info.num_layers} layers, {info.num_kv_heads} KV heads of "
-        f"{info.head_dim}, context {plan.max_model_len})",
-        f"machine    {cpu_name()}, {format_bytes(plan.free_memory)} free",
-        f"weights    {format_bytes(info.weight_bytes)} as {info.weights_format}",
-        f"KV cache   {bytes_per_token} bytes a token = 2 x {layers} layers x {spec.num_kv_heads} KV heads x {head}",
-        f"           {format_bytes(plan.kv_memory)} hold {plan.num_blocks} blocks of {spec.block_size} = "
-        f"{plan.num_tokens} tokens",
+        ("model", f"{config.model.served_model_name}: {info.architecture}"),
+        ("layers", f"{info.num_layers} with {heads}{windows}"),
+        ("context", context),
+        ("machine", f"{machine}, {threads} core{'s' if threads != 1 else ''}, {format_bytes(memory.memory)} free"),
     ]
 
 
-def run(namespace: argparse.Namespace) -> int:
-    """Print the plan; 1 if the model does not fit into the free memory."""
-    from rich.console import Console
-    from rich.table import Table
+def kv_table(plan: Plan) -> list[list[str]]:
+    """Rows of text, the first one the header: what each way to keep K and V makes of the same machine."""
+    rows = [["KV cache as", "bytes/token", "tokens", *(f"x {length}" for length in plan.lengths)]]
+    for dtype, memory in plan.of_dtype.items():
+        counts = [str(memory.requests_of(length)) if length <= memory.max_model_len else "-" for length in plan.lengths]
+        size = memory.kv.bytes_per_token * len(memory.kv.windows)
+        rows.append([dtype, str(size), str(memory.num_tokens), *counts])
+    return rows
 
-    with download_bar() as progress:
-        config = resolve_engine_config(engine_config_from_namespace(namespace), progress)
-    plan = make_plan(config, available_memory())
-    console = Console(highlight=False, soft_wrap=True)
-    for line in lines_of(plan, config.model.served_model_name):
-        console.print(line, markup=False)
-    table = Table("context", "KV bytes", "requests that fit", "")
-    for context in CONTEXTS:
-        note = f"beyond the context of {plan.max_model_len}" if context > plan.max_model_len else ""
-        size = format_bytes(context * plan.spec.bytes_per_token * len(plan.spec.windows))
-        table.add_row(f"{context // 1024}k", size, str(plan.requests_of(context)), note)
-    console.print(table)
-    needed = plan.info.weight_bytes + plan.kv_memory
-    fits = needed <= plan.free_memory
-    verdict = "fits" if fits else "does NOT fit"
-    console.print(f"{format_bytes(needed)} in all: {verdict} into the {format_bytes(plan.free_memory)} free")
-    return 0 if fits else 1
+
+def print_plan(plan: Plan, machine: str) -> None:
+    """For people."""
+    memory = plan.memory
+    for name, fact in facts_of(plan, machine):
+        print(f"{name:12} {fact}")
+    print()
+    for part, size, what in parts_of(plan):
+        print(f"{part:12} {format_bytes(size):>9}  {what}".rstrip())
+    print()
+    for row in kv_table(plan):
+        print(f"{row[0]:12} " + "".join(f"{cell:>12}" for cell in row[1:]))
+    print(f"{'':12} requests of so many tokens at once; --max-num-seqs lets {plan.config.scheduler.max_num_seqs} run\n")
+    print(_verdict(memory))
+
+
+def _verdict(memory: MemoryPlan) -> str:
+    if memory.refusal:
+        return f"does NOT fit: {memory.refusal}"
+    text = f"fits: {format_bytes(memory.total)} of {format_bytes(memory.memory)}"
+    packing = memory.processes + memory.weights + memory.packing
+    if packing > memory.total:
+        text += f", but the first start takes up to {format_bytes(packing)} while it packs the weights"
+    return text

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 
 from octavo.catalog import cache_root, catalogue, resolve_model
-from octavo.cli.units import format_bytes
 from octavo.entrypoints.progress import download_bar
 from octavo.exceptions import ConfigError
+from octavo.utils.units import format_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

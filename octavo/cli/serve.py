@@ -295,7 +295,7 @@ class Serving:
 def start_screen(config: EngineConfig, state: ServerState, url: str, seconds: float) -> list[tuple[str, str]]:
     """All there is to know about a ready server, in a screen: (name, fact)."""
     import octavo
-    from octavo.cli.units import format_bytes
+    from octavo.utils.units import format_bytes
 
     assert state.engine is not None
     info, cache = state.engine.info, config.cache

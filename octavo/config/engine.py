@@ -42,7 +42,11 @@ class ModelConfig:
         "auto", "computation type of unquantised weights; auto keeps bf16 for 16-bit checkpoints, float32 otherwise"
     )
     max_model_len: int | None = option(
-        None, "longest prompt + output, in tokens, e.g. 32k (default: the model's own)", tokens=True
+        None,
+        "longest prompt + output, in tokens, e.g. 32k; auto or -1: the model's own, or what the KV cache holds if that "
+        "is less (default: auto)",
+        tokens=True,
+        auto=True,
     )
     seed: int = option(0, "seed of requests that bring none")
     cache_dir: str | None = option(None, "where models are kept (default: $OCTAVO_CACHE or ~/.cache/octavo)")

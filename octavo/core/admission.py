@@ -15,11 +15,6 @@ from octavo.exceptions import ValidationError
 from octavo.messages import EngineCoreRequest
 
 
-def max_tokens_that_fit(num_blocks: int, block_size: int, num_groups: int = 1) -> int:
-    """Tokens of a sequence whose KV fits into ``num_blocks`` blocks, the null block included, in all groups."""
-    return (num_blocks - 1) // num_groups * block_size
-
-
 def pin_limits(cache: CacheConfig, num_blocks: int, num_groups: int, max_model_len: int) -> PinLimits:
     """What pins may take away from ``num_blocks`` blocks, the null block included.
 

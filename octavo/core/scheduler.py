@@ -19,7 +19,6 @@ from octavo.core.admission import (
     Readiness,
     RequestLimits,
     TenantSeats,
-    max_tokens_that_fit,
     pin_limits,
     would_help,
 )
@@ -47,6 +46,7 @@ from octavo.messages import (
     RequestFault,
     SchedulerOutput,
     SchedulerStats,
+    max_tokens_that_fit,
 )
 from octavo.utils.registry import resolve
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from octavo.config import EngineConfig
-from octavo.core.admission import GrammarReady, max_tokens_that_fit
+from octavo.core.admission import GrammarReady
 from octavo.core.scheduler import Scheduler
-from octavo.exceptions import ConfigError, EngineDeadError
+from octavo.exceptions import EngineDeadError
 from octavo.executor.base import Executor
 from octavo.kv_transfer.registry import make_planner
 from octavo.messages import (
@@ -66,11 +66,12 @@ class PhaseClock:
 class EngineCore:
     """Requests in, tokens out, one step at a time. Not thread-safe.
 
-    ``config`` is resolved (local model path, ``max_model_len`` set); ``vocab_size`` is the width of the logits.
+    ``config`` is resolved (local model path); ``vocab_size`` is the width of the logits; ``front_end_bytes`` is what
+    a front end in another process takes of the memory.
     ``pipeline_depth`` steps may be in flight: 1 is synchronous, 2 overlaps scheduling with compute.
     ``on_scheduled`` hears how many run and wait as soon as that has changed, while the step computes: a long prompt
     takes seconds, and step()'s own stats come after it.
-    Raises ModelError or ConfigError if the model cannot be loaded or its KV cache does not fit.
+    Raises ModelError or ConfigError if the model cannot be loaded or does not fit into the memory.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class EngineCore:
         vocab_size: int,
         clock: PhaseClock | None = None,
         on_scheduled: Callable[[SchedulerStats], None] = lambda stats: None,
+        front_end_bytes: int = 0,
     ):
         clock = clock or PhaseClock()
         self._depth = config.scheduler.pipeline_depth
@@ -92,54 +94,38 @@ class EngineCore:
         self._failed_steps = 0
         self._executor = executor_factory(config)
         try:
-            self._start(config, vocab_size, clock)
+            self._start(config, vocab_size, clock, front_end_bytes)
         except BaseException:
             self._executor.shutdown()
             raise
 
-    def _start(self, config: EngineConfig, vocab_size: int, clock: PhaseClock) -> None:
+    def _start(self, config: EngineConfig, vocab_size: int, clock: PhaseClock, front_end_bytes: int) -> None:
         clock.begin("build program")
         self._executor.load_model()
         clock.begin("load weights")
-        spec = self._executor.kv_cache_spec()
-        memory = config.cache.kv_cache_memory or self._executor.available_kv_memory()
-        num_blocks = memory // spec.bytes_per_block
-        max_model_len = self._fitting_model_len(config, num_blocks, memory, len(spec.windows))
-        self._executor.initialize_kv_cache(num_blocks)
+        memory = self._executor.plan_memory(front_end_bytes)
+        self._executor.initialize_kv_cache(memory)
         clock.end()
         self._grammars = GrammarReady(self._executor.prepare_grammar)
         self._scheduler = Scheduler(
             config.scheduler,
             config.cache,
-            num_blocks,
-            max_model_len,
-            windows=spec.windows,
+            memory.num_blocks,
+            memory.max_model_len,
+            windows=memory.kv.windows,
             readiness=self._grammars,
             tiers=make_planner(config.cache, self._executor.open_kv_tiers()),
         )
         self.info = EngineInfo(
-            max_model_len=max_model_len,
+            max_model_len=memory.max_model_len,
             vocab_size=vocab_size,
-            num_blocks=num_blocks,
-            block_size=spec.block_size,
-            num_kv_groups=len(spec.windows),
-            kv_cache_bytes=num_blocks * spec.bytes_per_block,
+            num_blocks=memory.num_blocks,
+            block_size=memory.kv.block_size,
+            num_kv_groups=len(memory.kv.windows),
+            kv_cache_bytes=memory.num_blocks * memory.kv.bytes_per_block,
             phases=clock.phases,
             facts=self._executor.describe(),
         )
-
-    @staticmethod
-    def _fitting_model_len(config: EngineConfig, num_blocks: int, memory: int, num_groups: int) -> int:
-        """The configured length, or what the pool holds if that is less: a longer sequence could only starve."""
-        wanted = config.model.max_model_len
-        if wanted is None:
-            raise ConfigError("max_model_len is not set: resolve the configuration first")
-        fits = max_tokens_that_fit(num_blocks, config.cache.block_size, num_groups) if num_blocks > 1 else 0
-        if fits < 2:
-            raise ConfigError(f"kv_cache_memory = {memory}: too small for a single block of KV cache")
-        if fits < wanted:
-            logger.warning("max_model_len is %d instead of %d: the KV cache holds no more tokens", fits, wanted)
-        return min(fits, wanted)
 
     # ---- requests
 

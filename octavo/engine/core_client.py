@@ -45,12 +45,12 @@ class InprocClient:
     """The core as a plain object: :meth:`step` computes."""
 
     def __init__(self, config: EngineConfig, on_phase: Callable[[str], None] = lambda name: None):
-        from octavo.engine.model_limits import apply_model_limits
+        from octavo.engine.model_limits import check_model_limits
         from octavo.executor.factory import make_executor
 
         clock = PhaseClock(on_phase)
         clock.begin("read model header")
-        config, vocab_size = apply_model_limits(config)
+        vocab_size = check_model_limits(config)
         self._core = EngineCore(config, make_executor, vocab_size=vocab_size, clock=clock)
         self.info = self._core.info
 

@@ -155,15 +155,23 @@ def build_core(launch: Launch, process: CoreProcess, started: float) -> EngineCo
     clock = PhaseClock(on_phase=lambda name: process.send(Message(phase=name)))
     clock.phases.append(("start core process", time.monotonic() - started))
     clock.begin("read model header")
-    from octavo.engine.model_limits import apply_model_limits
+    from octavo.engine.model_limits import check_model_limits
     from octavo.executor.factory import make_executor
+    from octavo.platforms.cpu import resident_memory
 
-    config, vocab_size = apply_model_limits(launch.config)
+    vocab_size = check_model_limits(launch.config)
 
     def tell(stats: SchedulerStats) -> None:
         process.send(Message(outputs=EngineCoreOutputs(outputs=[], timestamp=time.monotonic(), stats=stats)))
 
-    return EngineCore(config, make_executor, vocab_size=vocab_size, clock=clock, on_scheduled=tell)
+    return EngineCore(
+        launch.config,
+        make_executor,
+        vocab_size=vocab_size,
+        clock=clock,
+        on_scheduled=tell,
+        front_end_bytes=resident_memory(os.getppid()),
+    )
 
 
 def main(started: float | None = None) -> None:

@@ -12,9 +12,8 @@ import time
 from collections.abc import Sequence
 
 from octavo.config import EngineConfig
-from octavo.core.admission import max_tokens_that_fit
 from octavo.exceptions import ValidationError
-from octavo.messages import EngineCoreRequest, EngineInfo, SamplingParams
+from octavo.messages import EngineCoreRequest, EngineInfo, SamplingParams, max_tokens_that_fit
 from octavo.structured_output.checker import GrammarChecker
 from octavo.tokenizer.base import Tokenizer
 

@@ -5,26 +5,26 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from octavo.messages import KVCacheSpec, KVTierInfo, ModelRunnerOutput, SchedulerOutput
+from octavo.messages import KVTierInfo, MemoryPlan, ModelRunnerOutput, SchedulerOutput
 
 
 class Executor(Protocol):
-    """Owns the workers. Life: load_model, initialize_kv_cache, execute_model..., shutdown."""
+    """Owns the workers. Life: load_model, plan_memory, initialize_kv_cache, execute_model..., shutdown."""
 
     def load_model(self) -> None:
         """Read weights. Raises ModelError."""
         ...
 
-    def kv_cache_spec(self) -> KVCacheSpec:
-        """Valid after load_model."""
+    def plan_memory(self, front_end_bytes: int = 0) -> MemoryPlan:
+        """What the engine will take, and how many KV blocks that leaves. Valid after load_model.
+
+        ``front_end_bytes``: what octavo's processes take already, this one aside. Raises ConfigError, with the numbers
+        and what to change, if it does not fit.
+        """
         ...
 
-    def available_kv_memory(self) -> int:
-        """Bytes that may be used for KV blocks when the user gave no number. Valid after load_model."""
-        ...
-
-    def initialize_kv_cache(self, num_blocks: int) -> None:
-        """Allocate ``num_blocks`` blocks (block 0 is the null block) and prepare the program."""
+    def initialize_kv_cache(self, plan: MemoryPlan) -> None:
+        """Prepare the program and allocate the blocks of ``plan`` (block 0 is the null block)."""
         ...
 
     def open_kv_tiers(self) -> dict[str, KVTierInfo]:

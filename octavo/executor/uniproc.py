@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from octavo.config import EngineConfig
-from octavo.messages import KVCacheSpec, KVTierInfo, ModelRunnerOutput, SchedulerOutput
+from octavo.messages import KVTierInfo, MemoryPlan, ModelRunnerOutput, SchedulerOutput
 from octavo.worker.worker import Worker
 
 
@@ -34,15 +34,12 @@ class UniprocExecutor:
     def load_model(self) -> None:
         self._submit(self._worker.load_model).result()
 
-    def kv_cache_spec(self) -> KVCacheSpec:
-        spec: KVCacheSpec = self._submit(self._worker.kv_cache_spec).result()
-        return spec
+    def plan_memory(self, front_end_bytes: int = 0) -> MemoryPlan:
+        plan: MemoryPlan = self._submit(lambda: self._worker.plan_memory(front_end_bytes)).result()
+        return plan
 
-    def available_kv_memory(self) -> int:
-        return int(self._submit(self._worker.available_kv_memory).result())
-
-    def initialize_kv_cache(self, num_blocks: int) -> None:
-        self._submit(lambda: self._worker.initialize_kv_cache(num_blocks)).result()
+    def initialize_kv_cache(self, plan: MemoryPlan) -> None:
+        self._submit(lambda: self._worker.initialize_kv_cache(plan)).result()
 
     def open_kv_tiers(self) -> dict[str, KVTierInfo]:
         infos: dict[str, KVTierInfo] = self._submit(self._worker.open_kv_tiers).result()

@@ -27,6 +27,7 @@ MAX_KEY_BYTES = 65535
 MAX_TENSOR_NAME_BYTES = 255
 MAX_PAIRS = 1 << 16
 MAX_TENSORS = 1 << 17
+MAX_BYTES = 1 << 50  # of a file of which only the beginning is there
 MAX_ARRAY_ELEMENTS = 1 << 22  # of all arrays together: each becomes a Python object (largest vocabularies: 1.3 million)
 
 # Metadata value types, by the number in the file.
@@ -117,9 +118,11 @@ class GGUFFile:
     ``metadata`` maps keys to int, float, bool, str or lists of one of them; ``value_types`` to the type as written
     (``"UINT32"``, ``"ARRAY[STRING]"``). Raises ModelNotFound (no such file), FormatError (malformed) and
     UnsupportedModel (a version, split or tensor type octavo lacks).
+
+    Not ``whole``: the file may end after its directory of tensors; ``data`` of those that are not all there is empty.
     """
 
-    def __init__(self, path: str | os.PathLike[str]):
+    def __init__(self, path: str | os.PathLike[str], *, whole: bool = True):
         self.path = os.fspath(path)
         self._map = _map_file(self.path)
         cursor = _Cursor(self.path, self._map)
@@ -130,15 +133,17 @@ class GGUFFile:
             self._read_pair(cursor)
         self.alignment = self._check_alignment()
         self._check_split()
-        entries = [_read_entry(cursor, self.alignment) for _ in range(tensor_count)]
+        present = len(self._map)
+        size = present if whole else MAX_BYTES
+        entries = [_read_entry(cursor, self.alignment, size) for _ in range(tensor_count)]
         self._check_block_count(tensor_count)
         data_start = -(-cursor.pos // self.alignment) * self.alignment if entries else cursor.pos
-        _check_layout(self.path, entries, data_start, len(self._map))
+        _check_layout(self.path, entries, data_start, size)
         raw = np.frombuffer(self._map, dtype=np.uint8)
         self.tensors: dict[str, GGUFTensor] = {}
         for e in entries:
-            begin = data_start + e.start
-            self.tensors[e.name] = GGUFTensor(e.name, e.shape, e.type, raw[begin : begin + e.nbytes])
+            begin, end = data_start + e.start, data_start + e.start + e.nbytes
+            self.tensors[e.name] = GGUFTensor(e.name, e.shape, e.type, raw[begin : end if end <= present else begin])
 
     def __repr__(self) -> str:
         return f"GGUFFile({self.path!r}, {len(self.metadata)} keys, {len(self.tensors)} tensors)"
@@ -311,7 +316,8 @@ def _read_header(cursor: _Cursor) -> tuple[int, int]:
     return tensor_count, kv_count
 
 
-def _read_entry(cursor: _Cursor, alignment: int) -> _Entry:
+def _read_entry(cursor: _Cursor, alignment: int, size: int) -> _Entry:
+    """One line of the directory of a file of ``size`` bytes."""
     where = cursor.pos
     name = cursor.string("tensor name", MAX_TENSOR_NAME_BYTES)
     cursor.key = name
@@ -334,8 +340,8 @@ def _read_entry(cursor: _Cursor, alignment: int) -> _Entry:
     if start % alignment:
         cursor.fail(f"data offset {start} is not a multiple of the alignment {alignment}", offset=where)
     nbytes = elements // block * block_bytes
-    if start + nbytes > cursor.size:
-        cursor.fail(f"{nbytes} bytes at data offset {start} leave the file of {cursor.size} bytes", offset=where)
+    if start + nbytes > size:
+        cursor.fail(f"{nbytes} bytes at data offset {start} leave the file of {size} bytes", offset=where)
     cursor.key = None
     return _Entry(name, dims[::-1], type_name, start, nbytes, where)
 

@@ -40,6 +40,12 @@ def make_movers(cache: CacheConfig, memory: BlockMemory, identity: str) -> Mover
     return Movers(movers)
 
 
+def tier_bytes(cache: CacheConfig) -> int:
+    """Main memory that the tiers of ``cache`` take at most."""
+    chosen = _settings(cache).items()
+    return sum(resolve(f"{CONNECTORS[name]}.mover:memory_bytes")(**told) for name, (_, told) in chosen)
+
+
 def make_planner(cache: CacheConfig, infos: Mapping[str, KVTierInfo]) -> TierChain:
     """The scheduler's side of the tiers that were opened."""
 

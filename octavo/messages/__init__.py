@@ -29,8 +29,9 @@ from octavo.messages.engine import (
     TokenLogprobs,
 )
 from octavo.messages.fault import RequestFault
-from octavo.messages.kv_cache import KVCacheSpec
+from octavo.messages.kv_cache import KVCacheSpec, max_tokens_that_fit
 from octavo.messages.kv_transfer import KVMove, KVTierInfo, KVTierReport, KVTierStats, KVTraffic
+from octavo.messages.memory import MemoryPlan
 from octavo.messages.sampling_params import (
     BeamSearch,
     RepetitionDetectionParams,
@@ -63,6 +64,7 @@ __all__ = [
     "KVTierStats",
     "KVTraffic",
     "ListPrefixes",
+    "MemoryPlan",
     "ModelRunnerOutput",
     "NewRequestData",
     "PinInfo",
@@ -82,4 +84,5 @@ __all__ = [
     "Tenant",
     "ThinkingTokens",
     "TokenLogprobs",
+    "max_tokens_that_fit",
 ]

@@ -28,3 +28,21 @@ class KVCacheSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def bytes_per_block(self) -> int:
         return self.bytes_per_token * self.block_size
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks of a sequence in all groups, those before windows included."""
+        return -(-num_tokens // self.block_size) * len(self.windows)
+
+    def blocks_held(self, num_tokens: int) -> int:
+        """The same without blocks that no window sees any more."""
+        rows = -(-num_tokens // self.block_size)
+        return sum(rows if w is None else min(rows, -(-(w - 1) // self.block_size) + 1) for w in self.windows)
+
+    def tokens_in(self, num_blocks: int) -> int:
+        """See :func:`max_tokens_that_fit`."""
+        return max_tokens_that_fit(num_blocks, self.block_size, len(self.windows))
+
+
+def max_tokens_that_fit(num_blocks: int, block_size: int, num_groups: int = 1) -> int:
+    """Tokens of a sequence whose KV fits into ``num_blocks`` blocks, the null block included, in all groups."""
+    return max(0, num_blocks - 1) // num_groups * block_size

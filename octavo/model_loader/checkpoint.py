@@ -35,8 +35,8 @@ class Checkpoint(Protocol):
         """All files that tensors and config come from."""
         ...
 
-    def loaded_bytes(self, name: str, dtype: Dtype) -> int:
-        """Bytes of ``load(name, dtype)``, without reading it. Raises UnsupportedModel for types octavo lacks."""
+    def outline(self, name: str, dtype: Dtype) -> Weight:
+        """What ``load`` would give, without its numbers. Raises UnsupportedModel for types octavo lacks."""
         ...
 
     def load(self, name: str, dtype: Dtype) -> Weight:

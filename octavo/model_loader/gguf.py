@@ -7,7 +7,6 @@ hold the weights of norms plus one, which is taken off. Knows no block formats.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -75,11 +74,14 @@ def hf_name(name: str, layer_names: Mapping[str, str]) -> str:
 
 
 class GGUFCheckpoint:
-    """See ``Checkpoint``. Raises FormatError naming the key, or UnsupportedModel for other architectures."""
+    """See ``Checkpoint``. Raises FormatError naming the key, or UnsupportedModel for other architectures.
 
-    def __init__(self, path: str) -> None:
+    Not ``whole``: the file may end after its header, and then nothing can be loaded.
+    """
+
+    def __init__(self, path: str, *, whole: bool = True) -> None:
         self.path = self.config_source = path
-        file = GGUFFile(path)
+        file = GGUFFile(path, whole=whole)
         self._metadata = file.metadata
         self._arch = self._read("general.architecture", str)
         if self._arch not in _ARCHITECTURES:
@@ -104,11 +106,8 @@ class GGUFCheckpoint:
     def files(self) -> tuple[str, ...]:
         return (self.path,)
 
-    def loaded_bytes(self, name: str, dtype: Dtype) -> int:
-        shape = self.shape_of(name)
-        scheme.check_type(self.type_of(name), shape)
-        each = 4.0 if len(shape) == 1 else scheme.bytes_per_element(self.type_of(name), dtype)
-        return int(math.prod(shape) * each)
+    def outline(self, name: str, dtype: Dtype) -> Weight:
+        return scheme.outline_of(self.type_of(name), self.shape_of(name), dtype)
 
     def load(self, name: str, dtype: Dtype) -> Weight:
         tensor = self._tensors[name]
@@ -184,7 +183,9 @@ class GGUFCheckpoint:
             if kind != "none":
                 raise UnsupportedModel(f"{self.path}: rope scaling {kind!r} together with {_ROPE_FACTORS}")
             tensor = self._tensors[_ROPE_FACTORS]
-            factors = scheme.from_blocks(tensor.data, tensor.type, tensor.shape).dequantize()
+            factors = np.ones(tensor.shape, np.float32)
+            if tensor.data.size:  # it is not there in a file that is not whole
+                factors = scheme.from_blocks(tensor.data, tensor.type, tensor.shape).dequantize()
             if not (np.isfinite(factors).all() and (factors > 0).all()):
                 raise FormatError(self.path, "factors are not positive numbers", key=_ROPE_FACTORS)
             parameters |= {"rope_type": "frequency_factors", "factors": factors.tolist()}

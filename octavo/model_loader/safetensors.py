@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -51,13 +50,13 @@ class SafetensorsCheckpoint:
         names = [self.config_source, *folder.glob("*.safetensors"), *folder.glob("*.safetensors.index.json")]
         return tuple(sorted(str(name) for name in names))
 
-    def loaded_bytes(self, name: str, dtype: Dtype) -> int:
+    def outline(self, name: str, dtype: Dtype) -> Weight:
         if (weight := self._quantized.get(name)) is not None:
-            return int(math.prod(weight.shape()) * weight.scheme.bytes_per_element(weight.shapes()))
-        shape = self.shape_of(name)
-        unquantized.check_type(self.type_of(name))
-        each = 4.0 if len(shape) == 1 else unquantized.bytes_per_element(self.type_of(name), dtype)
-        return int(math.prod(shape) * each)
+            try:
+                return weight.scheme.outline(weight.shape())
+            except UnsupportedModel as error:
+                raise UnsupportedModel(f"{self.path}: {name}: {error}") from error
+        return unquantized.outline_of(self.shape_of(name), self.type_of(name), dtype)
 
     def load(self, name: str, dtype: Dtype) -> Weight:
         if (weight := self._quantized.get(name)) is not None:

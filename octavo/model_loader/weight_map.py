@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from octavo.exceptions import ModelError
 from octavo.model_loader.checkpoint import Checkpoint
 from octavo.models.family import WeightMap
 from octavo.program import Program
-from octavo.quantization.base import LazyWeights, Weight
+from octavo.quantization.base import LazyWeights, Weight, Weights
 from octavo.quantization.schemes.unquantized import Dtype, plus
 
 _READERS = ("model_loader", "models", "quantization")  # the packages that decide what values come of a file
@@ -42,6 +42,15 @@ def match_tensors(
     for name, parts in sources.items():
         _check_shape(program, name, parts, checkpoint)
     return sources
+
+
+def outline_weights(
+    program: Program, weight_map: WeightMap, *, tied: bool, outline: Callable[[str], tuple[Weight, ...]]
+) -> Weights:
+    """The parameters as ``outline`` makes them by name, tied ones being the same tuple."""
+    shared = weight_map.tied if tied else {}
+    found = {name: outline(name) for name in program.weights if name not in shared}
+    return found | {name: found[shared[name]] for name in program.weights if name in shared}
 
 
 def load_weights(

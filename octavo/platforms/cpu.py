@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path("/")
@@ -28,6 +30,18 @@ def _cgroup_folders(root: Path) -> list[Path]:
     for line in (_read(root / "proc/self/cgroup") or "").splitlines():
         if line.startswith("0::"):
             inner = base / line[3:].lstrip("/")
+            return [f for f in (inner, *inner.parents) if f == base or base in f.parents]
+    return [base]
+
+
+def _cgroup_v1_folders(root: Path, controller: str) -> list[Path]:
+    """The same of a version 1 controller. In a container the path may be the host's: then the mount's root counts."""
+    base = root / "sys/fs/cgroup" / controller
+    for line in (_read(root / "proc/self/cgroup") or "").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controller in controllers.split(","):
+            inner = base / path.lstrip("/")
             return [f for f in (inner, *inner.parents) if f == base or base in f.parents]
     return [base]
 
@@ -71,15 +85,20 @@ def _cgroup_memory(root: Path) -> int | None:
     """Bytes the cgroup still allows: limit - usage, page cache that can be dropped counted as free."""
     rooms = []
     for folder in _cgroup_folders(root):
-        limit, usage = _read(folder / "memory.max"), _read(folder / "memory.current")
-        if limit and usage and limit != "max":
-            stat = dict(line.split() for line in (_read(folder / "memory.stat") or "").splitlines())
-            rooms.append(int(limit) - int(usage) + int(stat.get("inactive_file", 0)))
-    limit = _read(root / "sys/fs/cgroup/memory/memory.limit_in_bytes")
-    usage = _read(root / "sys/fs/cgroup/memory/memory.usage_in_bytes")
-    if limit and usage:
-        rooms.append(int(limit) - int(usage))
+        rooms += _rooms(folder, ("memory.max", "memory.high"), "memory.current", "inactive_file")
+    for folder in _cgroup_v1_folders(root, "memory"):
+        rooms += _rooms(folder, ("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file")
     return min(rooms) if rooms else None
+
+
+def _rooms(folder: Path, limits: Sequence[str], usage: str, droppable: str) -> list[int]:
+    """What each of the ``limits`` that ``folder`` has still allows."""
+    used = _read(folder / usage)
+    found = [limit for name in limits if (limit := _read(folder / name)) and limit != "max"]
+    if not used or not found:
+        return []
+    stat = dict(line.split() for line in (_read(folder / "memory.stat") or "").splitlines())
+    return [int(limit) - int(used) + int(stat.get(droppable, 0)) for limit in found]
 
 
 def meminfo(root: Path = ROOT) -> dict[str, int]:
@@ -100,6 +119,25 @@ def available_memory(root: Path = ROOT) -> int:
     if cgroup is not None:
         rooms.append(cgroup)
     return max(0, min(rooms))
+
+
+def resident_memory(pid: int | None = None, root: Path = ROOT) -> int:
+    """Bytes of main memory that a process has, by default this one; 0 if nobody says."""
+    fields = (_read(root / f"proc/{pid or 'self'}/statm") or "").split()
+    return int(fields[1]) * resource.getpagesize() if len(fields) > 1 else 0
+
+
+def address_space_room(root: Path = ROOT) -> int | None:
+    """Bytes that this process may still map, by ``ulimit -v`` and ``ulimit -d``; None where there is no limit."""
+    sizes = {}
+    for line in (_read(root / "proc/self/status") or "").splitlines():
+        name, _, value = line.partition(":")
+        if name in ("VmSize", "VmData"):
+            sizes[name] = int(value.split()[0]) * 1024
+    limits = {"VmSize": resource.RLIMIT_AS, "VmData": resource.RLIMIT_DATA}
+    soft = {name: resource.getrlimit(kind)[0] for name, kind in limits.items()}
+    rooms = [limit - sizes.get(name, 0) for name, limit in soft.items() if limit != resource.RLIM_INFINITY]
+    return max(0, min(rooms)) if rooms else None
 
 
 def cpu_name(root: Path = ROOT) -> str:

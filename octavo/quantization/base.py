@@ -48,11 +48,16 @@ class Weight:
     minimum_unit: npt.NDArray[np.float16] | None = None
 
     @property
+    def held_bytes(self) -> int:
+        """Bytes of the arrays."""
+        arrays = (self.data, self.scale, self.minimum, self.scale_unit, self.minimum_unit)
+        return sum(array.nbytes for array in arrays if array is not None)
+
+    @property
     def num_bytes(self) -> int:
         """Bytes once packed, when a code takes no more than its ``bits``."""
-        arrays = (self.scale, self.minimum, self.scale_unit, self.minimum_unit)
         codes = self.data.size * self.bits // 8 if self.format == "int8_group" else self.data.nbytes
-        return codes + sum(array.nbytes for array in arrays if array is not None)
+        return self.held_bytes - self.data.nbytes + codes
 
     def group_scale(self) -> npt.NDArray[np.float32]:
         """Scales ``[N, K // group_size]`` as numbers."""
@@ -89,6 +94,11 @@ def _numbers(counts: npt.NDArray[np.generic], unit: npt.NDArray[np.float16] | No
     return by_unit.reshape(numbers.shape)
 
 
+def outline(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Zeros of that shape and type that take no memory: for a Weight of which only the sizes matter."""
+    return np.broadcast_to(np.zeros((), dtype), shape)
+
+
 class Scheme(Protocol):
     """How a checkpoint with a ``quantization_config`` stores the weight of one module, in several tensors.
 
@@ -111,8 +121,8 @@ class Scheme(Protocol):
         """(N, K) of the weight, from the shapes of its tensors by suffix."""
         ...
 
-    def bytes_per_element(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
-        """Bytes that an element takes once packed."""
+    def outline(self, shape: tuple[int, ...]) -> Weight:
+        """A Weight [N, K] as ``weight`` makes them, of :func:`outline` arrays. Scales are taken to fit float16."""
         ...
 
     def weight(self, tensors: Mapping[str, npt.NDArray[Any]]) -> Weight:

@@ -114,6 +114,15 @@ def test_keywords_take_sizes_as_text_and_refuse_wrong_types() -> None:
             engine_config_from_kwargs(**wrong)
 
 
+@pytest.mark.parametrize("auto", ["auto", "-1", "AUTO"])
+def test_the_context_may_be_left_to_the_engine(auto: str) -> None:
+    assert engine_config_from_namespace(parse("--max-model-len", auto)).model.max_model_len is None
+    assert engine_config_from_kwargs(max_model_len=auto).model.max_model_len is None
+    assert engine_config_from_kwargs(max_model_len=-1).model.max_model_len is None
+    with pytest.raises(ConfigError, match="max_num_batched_tokens"):
+        engine_config_from_kwargs(max_num_batched_tokens=-1)
+
+
 def test_a_value_out_of_range_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="max_num_batched_tokens"):
         engine_config_from_kwargs(max_num_seqs=64, max_num_batched_tokens=32)

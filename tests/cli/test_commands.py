@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,10 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from octavo.args.engine_args import engine_config_from_kwargs
 from octavo.cli.main import COMMANDS, main
-from octavo.cli.plan import make_plan
-from octavo.cli.units import format_bytes
+from octavo.utils.units import format_bytes
 
 ROOT = Path(__file__).parents[2]
 
@@ -122,26 +121,54 @@ def test_pull_prints_the_path_and_fails_in_a_line(smollm2_path: str) -> None:
     assert "all.gguf" in missing.stderr
 
 
-def test_plan_counts_bytes_and_blocks(smollm2_path: str) -> None:
-    config = engine_config_from_kwargs(model=smollm2_path, kv_cache_memory="100MiB", backend="cpu")
-    plan = make_plan(config, free_memory=8 << 30)
-    assert plan.spec.bytes_per_token == 2 * plan.spec.element_size * 30 * 3 * 64
-    assert plan.num_blocks == (100 << 20) // (16 * plan.spec.bytes_per_token) - 1
-    int8 = engine_config_from_kwargs(model=smollm2_path, kv_cache_memory="100MiB", backend="cpu", kv_cache_dtype="int8")
-    smaller = make_plan(int8, free_memory=8 << 30)
-    assert smaller.spec.bytes_per_token == 2 * 30 * 3 * (64 + 4)
-    assert smaller.num_tokens > 1.8 * plan.num_tokens
-    assert plan.requests_of(1024) == plan.num_blocks // 64
-    assert plan.requests_of(1025) == plan.num_blocks // 65
-    done = octavo("plan", smollm2_path, "--kv-cache-memory", "100MiB")
+def test_plan_is_a_screen_that_says_what_it_will_take(smollm2_path: str) -> None:
+    machine = ("--memory", "2GiB", "--cores", "8")
+    done = octavo("plan", smollm2_path, *machine, "--kv-cache-memory", "100MiB", "--served-model-name", "m")
     assert done.returncode == 0, done.stderr
+    blocks = (100 << 20) // (16 * 23040) - 1
     for fact in (
-        f"{plan.spec.bytes_per_token} bytes a token",
-        f"{plan.num_blocks} blocks",
-        "8k",
-        "beyond the context of 8192",
+        "LlamaForCausalLM",
+        "30 with 3 KV heads of 64",
+        "another machine, 8 cores, 2.0 GiB",
+        f"{blocks} blocks, {16 * blocks} tokens",
+        "steps of 256 tokens",
+        "fits: ",
     ):
         assert fact in done.stdout
+    table = [line.split() for line in done.stdout.splitlines() if line.startswith(("bf16", "int8", "fp8"))]
+    assert table[0] == ["bf16", "23040", str(16 * blocks), str(blocks // 64), "-", "-"]  # of 1024 tokens, 8192, 32768
+    assert [row[1] for row in table] == ["23040", "12240", "12240"]
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_plan_in_json_for_lengths_of_the_users(smollm2_path: str) -> None:
+    lengths = ("--input-len", "1k", "--output-len", "200")
+    done = octavo("plan", smollm2_path, "--memory", "2GiB", "--kv-cache-memory", "100MiB", "--json", *lengths)
+    plan = json.loads(done.stdout)
+    blocks = (100 << 20) // (16 * 23040)
+    assert plan["num_blocks"] == blocks
+    assert plan["requests_at_once"] == {"1224": (blocks - 1) // -(-1224 // 16)}
+    assert plan["kv_cache_dtypes"]["int8"]["num_tokens"] > 1.8 * plan["num_tokens"]
+    parts = ("weights", "activations", "sampling", "requests", "queue", "tiers", "processes", "kv_bytes")
+    assert plan["total"] == sum(plan[part] for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("flags", "status", "says"),
+    [
+        (("--memory", "200MiB"), 1, "does NOT fit: not enough memory"),
+        (("--kv-cache-memory", "4GiB", "--memory", "2GiB"), 1, "at most --kv-cache-memory"),
+        (("--memory", "2 apples"), 2, "not a size"),
+        (("--cores", "0"), 2, "cores = 0: must be at least 1"),
+        (("--input-len", "-5"), 2, "-5"),
+        (("--max-model-len", "10k"), 2, "only 8192 positions"),
+    ],
+)
+def test_plan_refuses(smollm2_path: str, flags: tuple[str, ...], status: int, says: str) -> None:
+    done = octavo("plan", smollm2_path, *flags)
+    assert done.returncode == status
+    assert says in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

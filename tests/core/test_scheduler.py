@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 
 from octavo.config import SchedulerConfig
-from octavo.core.admission import max_tokens_that_fit
 from octavo.core.family import SOLO
 from octavo.core.kv_cache.manager import Room
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler
 from octavo.core.step import StepBuilder
 from octavo.exceptions import ConfigError, InvariantError, ValidationError
-from octavo.messages import FinishReason, ModelRunnerOutput, RequestFault, SchedulerOutput
+from octavo.messages import FinishReason, ModelRunnerOutput, RequestFault, SchedulerOutput, max_tokens_that_fit
 from tests.core.checking_worker import EOS, ByPriority, Loop, SortedByPriority, cache_config, make_request
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from octavo.config import EngineConfig
 from octavo.engine.core import MAX_FAILED_STEPS, EngineCore
-from octavo.engine.model_limits import apply_model_limits
+from octavo.engine.model_limits import check_model_limits
 from octavo.exceptions import ConfigError, EngineDeadError
 from octavo.executor.factory import make_executor
 from octavo.messages import (
@@ -51,7 +51,8 @@ def make_core(
     on_scheduled: Callable[[SchedulerStats], None] = lambda stats: None,
     **changes: Any,
 ) -> EngineCore:
-    config, vocab_size = apply_model_limits(make_config(model, **changes))
+    config = make_config(model, **changes)
+    vocab_size = check_model_limits(config)
     return EngineCore(
         config,
         lambda c: FlakyExecutor(c, broken or set()),

@@ -7,14 +7,12 @@ import threading
 import pytest
 
 from octavo.config import BackendConfig, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from octavo.exceptions import ConfigError, ModelError
+from octavo.exceptions import ModelError
 from octavo.executor.factory import make_executor
 from octavo.executor.uniproc import UniprocExecutor
 from octavo.messages import CachedRequestData, SamplingParams, SchedulerOutput
-from octavo.worker.worker import Worker, activation_bytes, default_kv_memory
+from octavo.worker.worker import Worker
 from tests.worker.tiny_model import BLOCK, MAX_LEN, Driver, make_runner, new_request, save_checkpoint
-
-GIB = 1 << 30
 
 
 def config_for(path: object, **model: object) -> EngineConfig:
@@ -40,11 +38,11 @@ def executor(checkpoint):
 
 def test_life_of_an_executor(executor):
     executor.load_model()
-    spec = executor.kv_cache_spec()
-    assert (spec.num_layers, spec.num_kv_heads, spec.head_dim, spec.element_size) == (2, 2, 8, 4)
+    plan = executor.plan_memory()
+    assert (plan.kv.num_layers, plan.kv.num_kv_heads, plan.kv.head_dim, plan.kv.element_size) == (2, 2, 8, 4)
     # Four sequences of 64 tokens are all that can ever run: no more is asked for.
-    assert executor.available_kv_memory() == (4 * MAX_LEN // BLOCK + 1) * spec.bytes_per_block
-    executor.initialize_kv_cache(9)
+    assert plan.num_blocks == 4 * MAX_LEN // BLOCK + 1
+    executor.initialize_kv_cache(plan)
     facts = executor.describe()
     assert "reference" in facts["kernels"]
     assert facts["weights"]
@@ -77,7 +75,7 @@ def test_life_of_an_executor(executor):
 
 def test_a_step_that_fails_ends_its_future_and_not_the_thread(executor):
     executor.load_model()
-    executor.initialize_kv_cache(9)
+    executor.initialize_kv_cache(executor.plan_memory())
     too_many = SchedulerOutput(
         step_id=0,
         num_scheduled_tokens={f"r{i}": 33 for i in range(2)},
@@ -104,7 +102,7 @@ def test_shutdown_finishes_what_was_submitted_and_is_idempotent(checkpoint):
     before = set(threading.enumerate())
     executor = UniprocExecutor(config_for(checkpoint))
     executor.load_model()
-    executor.initialize_kv_cache(9)
+    executor.initialize_kv_cache(executor.plan_memory())
     future = executor.execute_model(SchedulerOutput(step_id=3, num_scheduled_tokens={}))
     executor.shutdown()
     executor.shutdown()
@@ -120,43 +118,26 @@ def test_errors_reach_the_caller(checkpoint, tmp_path):
         missing.load_model()
     missing.shutdown()
     worker = Worker(config_for(checkpoint))
-    for call in (worker.kv_cache_spec, worker.available_kv_memory, lambda: worker.initialize_kv_cache(5)):
-        with pytest.raises(RuntimeError, match="load_model"):
-            call()
+    with pytest.raises(RuntimeError, match="load_model"):
+        worker.plan_memory()
     with pytest.raises(RuntimeError, match="initialize_kv_cache"):
         worker.execute_model(SchedulerOutput(step_id=0, num_scheduled_tokens={}))
     worker.load_model()
-    with pytest.raises(ConfigError, match="at least 2"):
-        worker.initialize_kv_cache(1)
-    worker.initialize_kv_cache(2)
+    plan = worker.plan_memory()
+    worker.initialize_kv_cache(plan)
     with pytest.raises(RuntimeError, match="only once"):
-        worker.initialize_kv_cache(2)
+        worker.initialize_kv_cache(plan)
 
 
 def test_max_model_len_bounds_requests(checkpoint):
     worker = Worker(config_for(checkpoint, max_model_len=20))
     worker.load_model()
-    assert worker.available_kv_memory() == (4 * 2 + 1) * worker.kv_cache_spec().bytes_per_block
-    worker.initialize_kv_cache(9)
+    memory = worker.plan_memory()
+    assert memory.num_blocks == 4 * 2 + 1
+    worker.initialize_kv_cache(memory)
     plan = SchedulerOutput(
         step_id=0,
         num_scheduled_tokens={"r": 21},
         new_requests=[new_request("r", [1] * 21, SamplingParams(), block_ids=[1, 2])],
     )
     assert "[1, 20]" in worker.execute_model(plan).errors["r"].message
-
-
-def test_default_kv_memory_is_the_least_of_its_bounds():
-    assert default_kv_memory(free=100 * GIB, reserved=0, wanted=GIB) == GIB
-    assert default_kv_memory(free=100 * GIB, reserved=0, wanted=50 * GIB) == 4 * GIB
-    assert default_kv_memory(free=6 * GIB, reserved=GIB, wanted=50 * GIB) == 2 * GIB
-    assert default_kv_memory(free=GIB, reserved=2 * GIB, wanted=GIB) == 0
-
-
-def test_activation_estimate_counts_tokens_and_logits(checkpoint):
-    worker = Worker(config_for(checkpoint))
-    worker.load_model()
-    limits = worker._limits(num_blocks=2)
-    estimate = activation_bytes(worker._need_program(), limits)
-    assert estimate > 4 * (limits.max_rows * 96 + limits.max_tokens * 96)
-    assert estimate < 1 << 20

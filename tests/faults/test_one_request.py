@@ -12,7 +12,7 @@ from octavo.config import EngineConfig, SchedulerConfig
 from octavo.core.kv_cache.manager import KVCacheManager
 from octavo.core.request import Request
 from octavo.engine.core import EngineCore
-from octavo.engine.model_limits import apply_model_limits
+from octavo.engine.model_limits import check_model_limits
 from octavo.engine.output_collector import OutputCollector
 from octavo.exceptions import InvariantError, RequestError, ValidationError
 from octavo.executor.factory import make_executor
@@ -116,7 +116,8 @@ def test_wrong_books_are_nobodys_own_fault(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.fixture
 def core(tiny_model: str) -> Any:
-    config, vocab_size = apply_model_limits(make_config(tiny_model))
+    config = make_config(tiny_model)
+    vocab_size = check_model_limits(config)
     one = EngineCore(config, make_executor, vocab_size=vocab_size)
     yield one
     one.shutdown()
@@ -187,7 +188,8 @@ class Raising:
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_step_that_raises_because_of_one_request(tiny_model: str, n: int, when: str, depth: int) -> None:
     """Whose fault it was is found out, and the others give the very tokens that they give alone."""
-    config, vocab_size = apply_model_limits(make_config(tiny_model, pipeline_depth=depth))
+    config = make_config(tiny_model, pipeline_depth=depth)
+    vocab_size = check_model_limits(config)
     requests = [tiny_request(f"r{i}", [5, 6, 7, i] * 6, max_tokens=10, n=n) for i in range(6)]
     alone = {}
     real = EngineCore(config, make_executor, vocab_size=vocab_size)

@@ -16,12 +16,13 @@ from safetensors.torch import load_file, save_file
 
 from octavo.config import ModelConfig
 from octavo.exceptions import FormatError, ModelError, ModelNotFound, UnsupportedModel
-from octavo.model_loader import LoadedModel, inspect_model, load_model
+from octavo.model_loader import LoadedModel, inspect_model, load_model, outline_model
 from octavo.model_loader.gguf import GGUFCheckpoint
 from octavo.quantization.base import Weight, owners, stack_dequantized
 from tests.formats.gguf_writer import write_gguf
 from tests.model_loader.checkpoints import metadata, tensors, write
 from tests.models.tiny import Sequence, prepare, random_ids, reference_logits, save, step
+from tests.quantization.sizes import sizes
 
 KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("Llama", "llama", {"rms_norm_eps": 1e-5}),
@@ -78,6 +79,29 @@ def test_quantised_gguf_keeps_the_stored_values(
     distinct = {id(parts): parts for parts in loaded.weights.values()}.values()
     assert loaded.info.weight_bytes == sum(w.num_bytes for parts in distinct for w in parts)
     assert inspect_model(config.model, config) == loaded.info
+    for name, parts in loaded.outlines.items():
+        assert [sizes(part) for part in parts] == [sizes(part) for part in loaded.weights[name]]
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16", "float32"])
+def test_a_model_without_its_weights_has_the_same_outline(
+    both: tuple[Any, str, Path, LoadedModel], dtype: Any, tmp_path: Path
+) -> None:
+    model, arch, folder, _ = both
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    whole = ModelConfig(model=str(folder), dtype=dtype)
+    outline = outline_model(dataclasses.replace(whole, model=str(tmp_path)))
+    assert outline.info == load_model(whole).info
+    file = write(tmp_path / "m.gguf", model, arch, "Q4_1")
+    whole = ModelConfig(model=str(file), dtype=dtype)
+    loaded = load_model(whole)
+    os.truncate(file, gguf.GGUFReader(file).data_offset)
+    outline = outline_model(whole)
+    assert outline.info == loaded.info
+    for name, parts in outline.weights.items():
+        assert [sizes(part) for part in parts] == [sizes(part) for part in loaded.outlines[name]]
+    with pytest.raises(FormatError, match=r"leave the file|data ends"):
+        load_model(whole)
 
 
 def test_rope_factors_of_llama3(tmp_path: Path) -> None:
@@ -103,6 +127,9 @@ def test_rope_factors_of_llama3(tmp_path: Path) -> None:
     ids = random_ids(60)
     (logits,) = step(prepare(loaded), [(Sequence(ids, [1, 2, 3, 4]), 60)])
     np.testing.assert_allclose(logits, reference_logits(model, ids), atol=1e-4)
+    os.truncate(file, gguf.GGUFReader(file).data_offset)
+    outline = outline_model(ModelConfig(model=str(file)))  # of which nothing depends on the divisors
+    assert outline.info.weight_bytes == loaded.info.weight_bytes
 
 
 def test_gguf_scaling_keys(tmp_path: Path) -> None:
@@ -293,9 +320,9 @@ def test_a_model_is_parsed_once_unless_it_changes(tmp_path: Path, monkeypatch: p
     config, opened = ModelConfig(model=str(file)), []
     init = GGUFCheckpoint.__init__
 
-    def counted(self: GGUFCheckpoint, path: str) -> None:
+    def counted(self: GGUFCheckpoint, path: str, **how: bool) -> None:
         opened.append(path)
-        init(self, path)
+        init(self, path, **how)
 
     monkeypatch.setattr(GGUFCheckpoint, "__init__", counted)
     assert inspect_model(str(file), config) == load_model(config).info

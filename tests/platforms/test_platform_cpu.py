@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,6 +66,57 @@ def test_memory_is_the_least_of_machine_and_cgroup(tmp_path: Path, limit: str, e
     assert cpu.available_memory(root) == expected
 
 
+def test_high_water_marks_and_outer_groups_bind_too(tmp_path: Path) -> None:
+    root = write(
+        tmp_path,
+        {
+            "proc/meminfo": "MemAvailable: 4096 kB",
+            "proc/self/cgroup": "0::/a/b",
+            "sys/fs/cgroup/a/memory.max": str(3 << 20),
+            "sys/fs/cgroup/a/memory.current": str(1 << 20),
+            "sys/fs/cgroup/a/b/memory.max": "max",
+            "sys/fs/cgroup/a/b/memory.high": str(2 << 20),
+            "sys/fs/cgroup/a/b/memory.current": str(1 << 19),
+        },
+    )
+    assert cpu.available_memory(root) == (2 << 20) - (1 << 19)
+    (root / "sys/fs/cgroup/a/memory.current").write_text(str((3 << 20) - 4096))
+    assert cpu.available_memory(root) == 4096
+
+
+@pytest.mark.parametrize("path", ["/docker/x", "/"])
+def test_memory_of_a_version_1_cgroup(tmp_path: Path, path: str) -> None:
+    """In a container its own folder is the mount's root, whatever the path says; on the host it is where that says."""
+    inner = {} if path == "/" else {"sys/fs/cgroup/memory/docker/x/memory.limit_in_bytes": str(2 << 20)}
+    root = write(
+        tmp_path,
+        {
+            "proc/meminfo": "MemAvailable: 8192 kB",
+            "proc/self/cgroup": f"3:cpu,cpuacct:/\n2:hugetlb,memory:{path}\n1:name=systemd:/",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": str(6 << 20),
+            "sys/fs/cgroup/memory/memory.usage_in_bytes": str(2 << 20),
+            "sys/fs/cgroup/memory/memory.stat": f"total_inactive_file {1 << 20}",
+            "sys/fs/cgroup/memory/docker/x/memory.usage_in_bytes": str(1 << 20),
+        }
+        | inner,
+    )
+    assert cpu.available_memory(root) == ((1 << 20) if inner else (5 << 20))
+
+
+def test_limits_of_this_process_bound_what_it_maps() -> None:
+    code = (
+        "import resource; from octavo.platforms import cpu; assert cpu.address_space_room() is None\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (8 << 30, resource.RLIM_INFINITY)); room = cpu.address_space_room()\n"
+        "held = bytearray(1 << 30); assert (1 << 30) <= room - cpu.address_space_room() < 1.1 * (1 << 30), room\n"
+        "resource.setrlimit(resource.RLIMIT_DATA, (2 << 30, resource.RLIM_INFINITY))\n"
+        "assert 0 < cpu.address_space_room() < (1 << 30)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 def test_this_machine_answers() -> None:
+    assert cpu.resident_memory() > 10 << 20
+    assert cpu.resident_memory(2**22 + 1) == 0
     assert cpu.physical_cores() >= 1
     assert cpu.available_memory() > 0

@@ -15,9 +15,10 @@ from safetensors.numpy import load_file, save_file
 from octavo.backends.cpu.backend import CpuBackend
 from octavo.config import BackendConfig, ModelConfig
 from octavo.exceptions import FormatError, UnsupportedModel
-from octavo.model_loader import inspect_model, load_model
+from octavo.model_loader import inspect_model, load_model, outline_model
 from octavo.quantization.base import stack_dequantized
 from tests.models.tiny import Sequence, prepare, random_ids, reference_logits, save, step
+from tests.quantization.sizes import sizes
 
 Tensors = dict[str, np.ndarray]
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -164,6 +165,23 @@ def test_every_stored_value_survives(kind: str, tmp_path: Path) -> None:
             found = stack_dequantized(loaded.weights[f"layers.{layer}.{name}"])
             np.testing.assert_allclose(found, np.concatenate(sources), rtol=1e-6, atol=1e-7)
     assert KINDS[kind][2] in loaded.info.weights_format
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_outlines_are_those_of_the_loaded_weights(kind: str, tmp_path: Path) -> None:
+    """Without reading them, and without the files: then a module that several parts are stacked into is one part."""
+    _, folder = write(tmp_path, kind)
+    config = ModelConfig(model=str(folder))
+    loaded = load_model(config)
+    for name, parts in loaded.outlines.items():
+        found = [sizes(part) for part in loaded.weights[name]]
+        if kind == "int8 per channel" and len(parts[0].shape) == 2 and name.startswith("layers."):
+            found = [facts | {"scale": (facts["scale"][0], "<f2")} for facts in found]  # these do not fit float16
+        assert [sizes(part) for part in parts] == found
+    (folder / "model.safetensors").unlink()
+    outline = outline_model(config)
+    assert outline.program.weights == loaded.program.weights
+    assert outline.info == loaded.info
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -9,8 +9,9 @@ import pytest
 from octavo.backends.cpu import _kernels
 from octavo.backends.cpu.weights import part_numbers
 from octavo.exceptions import FormatError, UnsupportedModel
-from octavo.quantization.schemes.gguf import bytes_per_element, from_blocks
+from octavo.quantization.schemes.gguf import from_blocks, outline_of
 from octavo.quantization.schemes.unquantized import from_array, to_bfloat16
+from tests.quantization.sizes import sizes
 
 TYPES = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
 FLOAT16_FIELDS = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q4_1": (0, 2), "Q5_1": (0, 2)}
@@ -35,10 +36,11 @@ def test_dequantised_values_equal_ggml(type: str) -> None:
 
 
 @pytest.mark.parametrize("type", TYPES)
-def test_estimated_bytes_are_those_of_packed_weights(type: str) -> None:
-    weight = from_blocks(random_blocks(type, rows=64, k=512), type, (64, 512))
-    packed = _kernels.Kernels().packed_bytes(_kernels.PartShape(*part_numbers("", weight)))
-    assert packed == 64 * 512 * bytes_per_element(type, "auto")
+def test_an_outline_is_all_of_a_weight_but_its_numbers(type: str) -> None:
+    weight, outline = from_blocks(random_blocks(type, rows=64, k=512), type, (64, 512)), outline_of(type, (64, 512))
+    assert sizes(outline) == sizes(weight)
+    packed = _kernels.Kernels().packed_bytes(_kernels.PartShape(*part_numbers("", outline)))
+    assert packed == weight.num_bytes == outline.num_bytes
 
 
 def test_greatest_scale_of_q4_0() -> None:
@@ -67,7 +69,7 @@ def test_float_types_follow_dtype(source: str, dtype: str, expected: str) -> Non
     raw = np.ascontiguousarray(stored).view(np.uint8)
     for weight in (from_array(stored, source, dtype), from_blocks(raw, source, (4, 8), dtype)):
         assert weight.format == expected
-        assert weight.num_bytes == 32 * bytes_per_element(source, dtype)
+        assert sizes(weight) == sizes(outline_of(source, (4, 8), dtype))
         if expected == "float32" or source == "BF16":
             np.testing.assert_array_equal(weight.dequantize(), exact)
         else:

@@ -5,17 +5,28 @@ Knows nothing of schedulers or models; a step is one call into C++ with the GIL 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from octavo.backends.base import BitArray, ByteArray, FloatArray, KVDtype, Limits, SampledRows, SampleRows, StepInputs
+from octavo.backends.base import (
+    BitArray,
+    ByteArray,
+    FloatArray,
+    Footprint,
+    KVDtype,
+    Limits,
+    SampledRows,
+    SampleRows,
+    StepInputs,
+)
 from octavo.backends.cpu import _kernels
 from octavo.backends.cpu.buffers import View
 from octavo.backends.cpu.fusion import gate_matrices
 from octavo.backends.cpu.lowering import LoweredProgram, lower
-from octavo.backends.cpu.packed import as_bytes
+from octavo.backends.cpu.outline import outline_directory, packing_bytes
+from octavo.backends.cpu.packed import Directory, as_bytes
 from octavo.backends.cpu.packed_cache import PackedCache
 from octavo.backends.cpu.weights import PackedWeights
 from octavo.backends.identity import code_identity
@@ -23,11 +34,15 @@ from octavo.config import BackendConfig
 from octavo.exceptions import KernelError
 from octavo.platforms.cpu import physical_cores
 from octavo.program import Program
-from octavo.quantization.base import Weights
+from octavo.quantization.base import Weights, owners
 
 _MOST_INT8_HEAD_DIM = 512  # 512 products of 127 x 32767 are the last that cannot overflow
 _EIGHT_BITS = ("int8", "fp8_e4m3", "fp8_e5m2")  # KV dtypes, with a float32 scale per token and head
 _MATRICES = ("table", "weight")  # parameter names that ops give to matrices
+
+# csrc/include/octavo/attention.h, csrc/program/attention_plan.cpp, block_stride of csrc/program/program.cpp
+_TILE_ROWS, _PARTITION, _TASKS_PER_THREAD, _MOST_PARTIAL_BYTES, _BLOCK_GAP = 48, 512, 4, 16 << 20, 33 * 64
+_SAMPLER_ROWS = 5  # float32 rows of logits that a thread's sampler keeps: RowSampler of csrc/program/sampler.cpp
 
 
 class CpuBackend:
@@ -43,13 +58,13 @@ class CpuBackend:
             self._kernels = _kernels.Kernels(isa)
         except ValueError as error:
             raise KernelError(str(error)) from None
-        threads = config.threads or physical_cores()
-        self._pool = _kernels.ThreadPool(threads)
+        self._threads = config.threads or physical_cores()
         folder = config.weights_cache_dir if config.weights_cache else None
-        self._packed_cache = PackedCache(folder, threads) if folder else None
+        self._packed_cache = PackedCache(folder, self._threads) if folder else None
+        self._lowered: tuple[tuple[Any, ...], LoweredProgram] | None = None  # the last one, and what it was made for
 
     def describe(self) -> str:
-        threads = self._pool.threads
+        threads = self._threads
         return f"{self._kernels.isa} ({self._kernels.features}), {threads} thread{'s' if threads > 1 else ''}"
 
     def kv_element_size(self, kv_dtype: KVDtype = "auto") -> int:
@@ -58,30 +73,68 @@ class CpuBackend:
     def kv_scale_size(self, kv_dtype: KVDtype = "auto") -> int:
         return 4 if kv_dtype in _EIGHT_BITS else 0
 
+    def footprint(self, program: Program, weights: Weights, limits: Limits) -> Footprint:
+        """See ``Backend.footprint``. Exact but for scratch memory and packing, which are upper estimates."""
+        _check(program, limits)
+        directory = outline_directory(self._kernels, weights, *_parameters(program))
+        lowered = self._lower(program, limits, directory, owners(weights))
+        return Footprint(
+            weights=directory.num_bytes,
+            activations=4 * lowered.arena_floats + self._attention_bytes(program, limits),
+            sampling=self._threads * 4 * _SAMPLER_ROWS * program.vocab_size,
+            packing=packing_bytes(weights, self._threads),
+            kv_block=self._block_bytes(program, limits),
+        )
+
     def prepare(self, program: Program, weights: Weights, limits: Limits) -> CpuRunnable:
         """Pack, plan, build. Raises KernelError naming an op, weight or size that has no kernel."""
-        if program.head_dim % 2:
-            raise KernelError(f"head_dim {program.head_dim} is odd; attention works on pairs")
-        if limits.kv_dtype == "int8" and program.head_dim > _MOST_INT8_HEAD_DIM:
-            raise KernelError(f"head_dim {program.head_dim}: int8 KV sums in int32, up to {_MOST_INT8_HEAD_DIM}")
-        matrices = {op.weights[p] for op in program.ops for p in _MATRICES if p in op.weights and op.kind != "rms_norm"}
-        shapes = {name: spec.shape for name, spec in program.weights.items()}
-        gates = gate_matrices(program)
-        packed = PackedWeights(self._kernels, self._pool, weights, shapes, matrices, self._packed_cache, gates)
-
-        def scratch_bytes(name: str, rows: int) -> int:
-            return self._kernels.scratch_bytes(packed.parts(name), rows)
-
-        lowered = lower(program, limits, scratch_bytes, packed.gated)
-        native = self._new_program(program, limits, lowered.arena_floats)
+        _check(program, limits)
+        pool = _kernels.ThreadPool(self._threads)
+        shapes, matrices, gates = _parameters(program)
+        packed = PackedWeights(self._kernels, pool, weights, shapes, matrices, self._packed_cache, gates)
+        lowered = self._lower(program, limits, packed.directory, packed.owners)
+        native = self._new_program(pool, program, limits, lowered.arena_floats)
         _build(native, lowered, packed)
-        sampler = _kernels.Sampler(self._pool, self._kernels.isa)
+        self._lowered = None
+        sampler = _kernels.Sampler(pool, self._kernels.isa)
         return CpuRunnable(native, packed, limits, sampler, self._kernels.isa)
 
-    def _new_program(self, program: Program, limits: Limits, arena_floats: int) -> _kernels.Program:
+    def _lower(
+        self, program: Program, limits: Limits, directory: Directory, owner: Mapping[str, str]
+    ) -> LoweredProgram:
+        """For weights of these shapes; what ``footprint`` lowered serves ``prepare`` too, where they are the same."""
+
+        def scratch_bytes(name: str, rows: int) -> int:
+            parts = [_kernels.LinearPart(part.shape(), 0) for part in directory.matrices[owner[name]]]
+            return self._kernels.scratch_bytes(parts, rows)
+
+        gated = directory.gated(owner)
+        shapes = {name: [part.numbers for part in parts] for name, parts in directory.matrices.items()}
+        key = (program, limits.max_tokens, limits.max_rows, gated, shapes)
+        if self._lowered is None or self._lowered[0][0] is not program or self._lowered[0][1:] != key[1:]:
+            self._lowered = key, lower(program, limits, scratch_bytes, gated)
+        return self._lowered[1]
+
+    def _attention_bytes(self, program: Program, limits: Limits) -> int:
+        """An upper estimate: a tile of rows for each thread, and partial results of split tasks, which are few."""
+        rows = max(_TILE_ROWS, program.num_heads // program.num_kv_heads)
+        dim = -(-program.head_dim // 16) * 16
+        partitions = -(-limits.max_blocks_per_seq * limits.block_size // _PARTITION)
+        partials = 4 * (_TASKS_PER_THREAD * self._threads) * rows * partitions * (dim + 2)
+        return self._threads * 16 * rows * (dim + 64) + min(_MOST_PARTIAL_BYTES, partials)
+
+    def _block_bytes(self, program: Program, limits: Limits) -> int:
+        dim, kv_dtype = -(-program.head_dim // 16) * 16, limits.kv_dtype
+        head = dim * self.kv_element_size(kv_dtype) + self.kv_scale_size(kv_dtype)
+        layers = program.kv_groups.layers_per_block
+        return 2 * layers * limits.block_size * program.num_kv_heads * head + _BLOCK_GAP
+
+    def _new_program(
+        self, pool: _kernels.ThreadPool, program: Program, limits: Limits, arena_floats: int
+    ) -> _kernels.Program:
         return _kernels.Program(
             self._kernels,
-            self._pool,
+            pool,
             tokens=limits.max_tokens,
             rows=limits.max_rows,
             sequences=limits.max_seqs,
@@ -186,6 +239,20 @@ class CpuRunnable:
     def _check_blocks(self, block_ids: Sequence[int]) -> None:
         if not all(0 <= block_id < len(self._blocks) for block_id in block_ids):
             raise KernelError(f"KV blocks {list(block_ids)}: there are {len(self._blocks)}")
+
+
+def _check(program: Program, limits: Limits) -> None:
+    """Raises KernelError for sizes that attention has no kernel for."""
+    if program.head_dim % 2:
+        raise KernelError(f"head_dim {program.head_dim} is odd; attention works on pairs")
+    if limits.kv_dtype == "int8" and program.head_dim > _MOST_INT8_HEAD_DIM:
+        raise KernelError(f"head_dim {program.head_dim}: int8 KV sums in int32, up to {_MOST_INT8_HEAD_DIM}")
+
+
+def _parameters(program: Program) -> tuple[dict[str, tuple[int, ...]], set[str], set[str]]:
+    """Shapes of the parameters, which of them are matrices, and which of these are gates."""
+    matrices = {op.weights[p] for op in program.ops for p in _MATRICES if p in op.weights and op.kind != "rms_norm"}
+    return {name: spec.shape for name, spec in program.weights.items()}, matrices, gate_matrices(program)
 
 
 def _build(native: _kernels.Program, lowered: LoweredProgram, packed: PackedWeights) -> None:

@@ -6,6 +6,7 @@ Knows neither how panels are made (``weights``) nor files (``packed_cache``).
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 
 import msgspec
 import numpy as np
@@ -35,8 +36,13 @@ class PackedMatrix(msgspec.Struct, frozen=True, array_like=True):
     num_bytes: int
     gated: bool = False
 
+    @property
+    def numbers(self) -> tuple[int, int, int, int, bool, bool, int]:
+        """The arguments of ``PartShape``."""
+        return self.format, self.n, self.k, self.group, self.centred, self.has_minimum, self.scales
+
     def shape(self) -> _kernels.PartShape:
-        return _kernels.PartShape(self.format, self.n, self.k, self.group, self.centred, self.has_minimum, self.scales)
+        return _kernels.PartShape(*self.numbers)
 
     def bytes_needed(self, kernels: _kernels.Kernels) -> int:
         """What the kernels expect ``num_bytes`` to be."""
@@ -57,8 +63,15 @@ class Directory(msgspec.Struct):
     vectors: dict[str, PackedVector]
     total: int = 0
 
-    def is_gated(self, name: str) -> bool:
-        return any(part.gated for part in self.matrices.get(name, ()))
+    @property
+    def num_bytes(self) -> int:
+        """Of matrices and vectors, without what is between them."""
+        matrices = sum(part.num_bytes for parts in self.matrices.values() for part in parts)
+        return matrices + sum(4 * vector.size for vector in self.vectors.values())
+
+    def gated(self, owners: Mapping[str, str]) -> set[str]:
+        """Names of matrices whose gates lie beside what they gate; ``owners``: parameter -> its name here."""
+        return {name for name, owner in owners.items() if any(part.gated for part in self.matrices.get(owner, ()))}
 
 
 class Pieces:

@@ -44,13 +44,7 @@ class PackedWeights:
         cache: PackedCache | None = None,
         gates: Collection[str] = (),
     ) -> None:
-        if missing := [name for name in shapes if name not in weights]:
-            raise KernelError(f"weight {missing[0]} is missing")
-        self._owners = owners(weights)
-        wanted = {self._owners[name]: shape for name, shape in shapes.items()}
-        packed: dict[str, bool] = {}  # whether everything that shares the parameter is a gate
-        for name in matrices:
-            packed[self._owners[name]] = packed.get(self._owners[name], True) and name in gates
+        self._owners, wanted, packed = match_owners(weights, shapes, matrices, gates)
         self._slot = slot = (
             cache.slot(weights, f"{kernels.isa} {sorted(packed.items())}") if cache is not None else None
         )
@@ -67,13 +61,17 @@ class PackedWeights:
     @property
     def gated(self) -> set[str]:
         """Names of matrices whose gates lie beside what they gate."""
-        return {name for name, owner in self._owners.items() if self.directory.is_gated(owner)}
+        return self.directory.gated(self._owners)
+
+    @property
+    def owners(self) -> Mapping[str, str]:
+        """Parameter -> its name in the directory."""
+        return self._owners
 
     @property
     def num_bytes(self) -> int:
         """Bytes of packed matrices and of vectors."""
-        matrices = sum(part.num_bytes for parts in self.directory.matrices.values() for part in parts)
-        return matrices + sum(vector.nbytes for vector in self._vectors.values())
+        return self.directory.num_bytes
 
     def address(self, offset: int) -> int:
         """Where ``offset`` of the directory is; valid while this object lives."""
@@ -96,6 +94,22 @@ class PackedWeights:
         ]
 
 
+def match_owners(
+    weights: Weights, shapes: Mapping[str, tuple[int, ...]], matrices: Collection[str], gates: Collection[str]
+) -> tuple[dict[str, str], dict[str, tuple[int, ...]], dict[str, bool]]:
+    """Parameter -> owner; the owners' shapes; owners that are matrices -> whether all that share them are gates.
+
+    Raises KernelError for a parameter that is missing.
+    """
+    if missing := [name for name in shapes if name not in weights]:
+        raise KernelError(f"weight {missing[0]} is missing")
+    owner = owners(weights)
+    packed: dict[str, bool] = {}
+    for name in matrices:
+        packed[owner[name]] = packed.get(owner[name], True) and name in gates
+    return owner, {owner[name]: shape for name, shape in shapes.items()}, packed
+
+
 def _pack_all(
     kernels: _kernels.Kernels,
     pool: _kernels.ThreadPool,
@@ -108,9 +122,8 @@ def _pack_all(
         shape = wanted[name]
         _check_shape(name, [part.shape for part in parts], shape)
         if name in matrices:
-            alternating = alternate(parts) if matrices[name] else None
-            gated = alternating is not None
-            whole = parts if alternating is None else (alternating,)
+            gated = matrices[name] and can_alternate(parts)
+            whole = (alternate(parts),) if gated else parts
             directory.matrices[name] = [_pack(kernels, pool, memory, name, part, gated) for part in whole]
         else:
             values = np.ascontiguousarray(stack_dequantized(parts), dtype=np.float32)
@@ -175,12 +188,19 @@ def _pack(
     return part
 
 
-def alternate(parts: tuple[Weight, ...]) -> Weight | None:
-    """[gate | up] as one part, 16 rows of the one and 16 of the other in turn; None if they are not of one kind."""
+_ARRAYS = ("data", "scale", "minimum", "scale_unit", "minimum_unit")  # of a Weight
+
+
+def can_alternate(parts: tuple[Weight, ...]) -> bool:
+    """Whether [gate | up] can become one part: both are of one kind."""
     kinds = {(p.shape, p.format, p.group_size, p.bits, p.zero) for p in parts}
+    kinds_of_arrays = {tuple(None if (a := getattr(p, name)) is None else a.dtype for name in _ARRAYS) for p in parts}
+    return len(parts) <= 2 and len(kinds) == len(kinds_of_arrays) == 1 and sum(p.shape[0] for p in parts) % 32 == 0
+
+
+def alternate(parts: tuple[Weight, ...]) -> Weight:
+    """[gate | up] that can alternate as one part: 16 rows of the one and 16 of the other in turn."""
     rows = sum(part.shape[0] for part in parts)
-    if len(parts) > 2 or len(kinds) > 1 or rows % 32:
-        return None
 
     def merge(arrays: list[npt.NDArray[np.generic] | None]) -> npt.NDArray[np.generic] | None:
         present = [array for array in arrays if array is not None]
@@ -189,11 +209,7 @@ def alternate(parts: tuple[Weight, ...]) -> Weight | None:
         halves = np.concatenate(present).reshape(2, rows // 32, 16, -1)
         return halves.swapaxes(0, 1).reshape(rows, -1)
 
-    fields = ("data", "scale", "minimum", "scale_unit", "minimum_unit")
-    columns = [[getattr(part, field) for part in parts] for field in fields]
-    if any(len({None if a is None else a.dtype for a in column}) > 1 for column in columns):
-        return None
-    merged = dict(zip(fields, map(merge, columns)))
+    merged = {name: merge([getattr(part, name) for part in parts]) for name in _ARRAYS}
     return replace(parts[0], shape=(rows, parts[0].shape[1]), **merged)  # type: ignore[arg-type]
 
 
@@ -216,5 +232,5 @@ def part_numbers(name: str, weight: Weight) -> tuple[int, int, int, int, bool, b
 
 def source_arrays(weight: Weight) -> list[npt.NDArray[np.generic] | None]:
     """The arrays that packing reads, contiguous, in the order of ``Kernels.pack``."""
-    arrays = (weight.data, weight.scale, weight.minimum, weight.scale_unit, weight.minimum_unit)
+    arrays = [getattr(weight, name) for name in _ARRAYS]
     return [None if array is None else np.ascontiguousarray(array) for array in arrays]

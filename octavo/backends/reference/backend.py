@@ -7,18 +7,19 @@ independent of the batch (see ``ops``). Knows nothing of speed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from octavo.backends.base import ByteArray, FloatArray, KVDtype, Limits, StepInputs
+from octavo.backends.base import ByteArray, FloatArray, Footprint, KVDtype, Limits, StepInputs
 from octavo.backends.identity import code_identity
 from octavo.backends.reference import ops
 from octavo.config import BackendConfig
 from octavo.exceptions import KernelError
 from octavo.program import Op, Program
-from octavo.quantization.base import Weights, stack_dequantized
+from octavo.quantization.base import Weights, owners, stack_dequantized
 
 
 class ReferenceBackend:
@@ -37,6 +38,21 @@ class ReferenceBackend:
 
     def kv_scale_size(self, kv_dtype: KVDtype = "auto") -> int:
         return 0
+
+    def footprint(self, program: Program, weights: Weights, limits: Limits) -> Footprint:
+        """See ``Backend.footprint``. Activations are an upper estimate: four of the widest values, logits twice."""
+        item = self._dtype.itemsize
+        sizes = [math.prod(program.weights[name].shape) for name, owner in owners(weights).items() if name == owner]
+        widths = [value.width for op in program.ops for value in op.outputs if value.shape[0] == "T"]
+        values = limits.max_tokens * sum(sorted(widths)[-4:]) + 2 * limits.max_rows * program.vocab_size
+        layers, width = program.kv_groups.layers_per_block, program.num_kv_heads * program.head_dim
+        return Footprint(
+            weights=sum(sizes) * item,
+            activations=values * item,
+            sampling=0,
+            packing=4 * max(sizes, default=0) * item,
+            kv_block=2 * layers * limits.block_size * width * item,
+        )
 
     def prepare(self, program: Program, weights: Weights, limits: Limits) -> ReferenceRunnable:
         """Dequantise, allocate the cache. Raises KernelError naming an op or a weight that does not fit."""

@@ -15,9 +15,9 @@ import numpy.typing as npt
 from octavo.exceptions import UnsupportedModel
 from octavo.quantization.base import Weight
 from octavo.quantization.schemes.packed_ints import (
-    bytes_per_element,
     check_bits,
     check_group,
+    outline_of,
     setting,
     shape_error,
     unpack,
@@ -47,8 +47,8 @@ class AWQ:
         k, words = shapes["qweight"]
         return words * 8, k
 
-    def bytes_per_element(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
-        return bytes_per_element(4, symmetric=False)
+    def outline(self, shape: tuple[int, ...]) -> Weight:
+        return outline_of(shape, 4, self._group, symmetric=False, source=self.name)
 
     def weight(self, tensors: Mapping[str, npt.NDArray[Any]]) -> Weight:
         qweight, qzeros, scales = (tensors[name] for name in self.suffixes)

@@ -16,9 +16,9 @@ import numpy.typing as npt
 from octavo.exceptions import UnsupportedModel
 from octavo.quantization.base import Scheme, Weight
 from octavo.quantization.schemes.packed_ints import (
-    bytes_per_element,
     check_bits,
     check_group,
+    outline_of,
     setting,
     shape_error,
     unpack,
@@ -36,8 +36,8 @@ class IntQuantized:
     def shape(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
         return shapes["weight"]
 
-    def bytes_per_element(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
-        return bytes_per_element(8, symmetric=True)
+    def outline(self, shape: tuple[int, ...]) -> Weight:
+        return outline_of(shape, 8, -1, symmetric=True, source=self.name)
 
     def weight(self, tensors: Mapping[str, npt.NDArray[Any]]) -> Weight:
         data, scale = tensors["weight"], tensors["weight_scale"]
@@ -53,21 +53,21 @@ class IntQuantized:
 
 
 class PackQuantized:
-    """See ``Scheme``: groups, or whole rows, of packed symmetric numbers."""
+    """See ``Scheme``: packed symmetric numbers in groups of ``group``, as the config says, or -1 for whole rows."""
 
     marker = "weight_packed"
     suffixes = ("weight_packed", "weight_scale", "weight_shape")
 
-    def __init__(self, bits: int) -> None:
-        self._bits = bits
+    def __init__(self, bits: int, group: int) -> None:
+        self._bits, self._group = bits, group
         self.name = f"INT{bits}"
 
     def shape(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
         n, words = shapes["weight_packed"]
         return n, words * 32 // self._bits
 
-    def bytes_per_element(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
-        return bytes_per_element(self._bits, symmetric=True)
+    def outline(self, shape: tuple[int, ...]) -> Weight:
+        return outline_of(shape, self._bits, self._group, symmetric=True, source=self.name)
 
     def weight(self, tensors: Mapping[str, npt.NDArray[Any]]) -> Weight:
         codes, scale = unpack(tensors["weight_packed"], self._bits), tensors["weight_scale"]
@@ -102,5 +102,6 @@ def make(config: Mapping[str, Any]) -> Scheme:
         return IntQuantized()
     if layout == "pack-quantized":
         check_bits(width, (4, 8))
-        return PackQuantized(width)
+        sizes = [size for one in arguments if isinstance(size := one.get("group_size"), int) and size > 0]
+        return PackQuantized(width, min(sizes, default=-1))  # of whole rows without
     raise UnsupportedModel(f"format {layout!r}: must be int-quantized or pack-quantized")

@@ -8,13 +8,15 @@ dequantised values are equal to ggml's. Knows no files and no names.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from octavo.exceptions import FormatError, UnsupportedModel
-from octavo.quantization.base import Weight
+from octavo.quantization.base import Weight, outline
 from octavo.quantization.schemes import unquantized
 
 U8 = npt.NDArray[np.uint8]
@@ -92,11 +94,25 @@ def _by_row(flat: Bytes | None, rows: int) -> Bytes | None:
     return None if flat is None else flat.reshape(rows, -1)
 
 
-def bytes_per_element(type: str, dtype: unquantized.Dtype) -> float:
-    """Bytes that a matrix element takes once packed, scales and minima included: codes take the bits they have."""
+def outline_of(type: str, shape: tuple[int, ...], dtype: unquantized.Dtype = "auto") -> Weight:
+    """What ``from_blocks`` makes of a tensor of this type and shape, without its numbers. Raises as that."""
+    check_type(type, shape)
     if type in _FLOATS:
-        return unquantized.bytes_per_element(type, dtype)
-    return _BYTES_PER_ELEMENT[type]
+        return unquantized.outline_of(shape, type, dtype)
+    one, (rows, k) = _one_block(type), shape
+    block = one.shape[1]
+
+    def widen(array: Bytes | None) -> Bytes | None:
+        return None if array is None else outline((rows, array.size * k // block), array.dtype)
+
+    arrays = {name: widen(getattr(one, name)) for name in Parts._fields}
+    return replace(one, shape=shape, **arrays)  # type: ignore[arg-type]
+
+
+@cache
+def _one_block(type: str) -> Weight:
+    block, record = _BLOCKS[type]
+    return from_blocks(np.zeros(record.itemsize, np.uint8), type, (1, block))
 
 
 def _in_pieces(convert: Callable[[Bytes], Parts], blocks: Bytes) -> Parts:
@@ -206,14 +222,4 @@ _CODES = {  # bits, and which number is zero
     "Q4_K": (4, 0),
     "Q5_K": (5, 0),
     "Q6_K": (6, 32),
-}
-_BYTES_PER_ELEMENT = {
-    "Q4_0": 0.5 + 2 / 32,
-    "Q4_1": 0.5 + 4 / 32,
-    "Q5_0": 5 / 8 + 2 / 32,
-    "Q5_1": 5 / 8 + 4 / 32,
-    "Q8_0": 1 + 2 / 32,
-    "Q4_K": 0.5 + 2 / 32 + 4 / 256,
-    "Q5_K": 5 / 8 + 2 / 32 + 4 / 256,
-    "Q6_K": 6 / 8 + 1 / 16 + 2 / 256,
 }

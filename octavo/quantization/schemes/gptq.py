@@ -16,9 +16,9 @@ import numpy.typing as npt
 from octavo.exceptions import UnsupportedModel
 from octavo.quantization.base import Weight
 from octavo.quantization.schemes.packed_ints import (
-    bytes_per_element,
     check_bits,
     check_group,
+    outline_of,
     setting,
     shape_error,
     unpack,
@@ -47,8 +47,8 @@ class GPTQ:
         words, n = shapes["qweight"]
         return n, words * 32 // self._bits
 
-    def bytes_per_element(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
-        return bytes_per_element(self._bits, self._symmetric)
+    def outline(self, shape: tuple[int, ...]) -> Weight:
+        return outline_of(shape, self._bits, self._group, self._symmetric, self.name)
 
     def weight(self, tensors: Mapping[str, npt.NDArray[Any]]) -> Weight:
         qweight, qzeros, scales = (tensors[name] for name in self.suffixes[:3])

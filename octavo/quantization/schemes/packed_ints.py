@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.exceptions import FormatError, UnsupportedModel
-from octavo.quantization.base import Weight
+from octavo.quantization.base import Weight, outline
 
 Codes = npt.NDArray[np.uint8]
 
@@ -95,6 +95,23 @@ def _narrow(scale: npt.NDArray[np.float32]) -> npt.NDArray[Any]:
     return half if np.array_equal(half.astype(np.float32), scale) else scale
 
 
-def bytes_per_element(bits: int, symmetric: bool) -> float:
-    """Once packed: panels repeat a group's numbers for every 32 inputs."""
-    return bits / 8 + (2 if symmetric else 8) / 32
+def outline_of(shape: tuple[int, ...], bits: int, group: int, symmetric: bool, source: str) -> Weight:
+    """What ``weight`` makes of codes [N, K] in groups of ``group`` inputs, -1 for all, without their numbers.
+
+    Asymmetric ones have a zero point that is not in the middle, symmetric ones scales that float16 can hold.
+    """
+    n, k = shape
+    group = k if group == -1 else group
+    check_group(group, k)
+    scales = outline((n, k // group), np.float16 if symmetric else np.float32)
+    return Weight(
+        format="int4_group" if bits == 4 else "int8_group",
+        shape=(n, k),
+        data=outline((n, k // 2), np.uint8) if bits == 4 else outline((n, k), np.int8),
+        scale=scales,
+        minimum=None if symmetric else scales,
+        group_size=group,
+        source=source,
+        bits=bits,
+        zero=1 << (bits - 1) if symmetric and bits == 4 else 0,
+    )

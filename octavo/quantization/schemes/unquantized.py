@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.exceptions import UnsupportedModel
-from octavo.quantization.base import Weight
+from octavo.quantization.base import Weight, outline
 
 Dtype = Literal["auto", "bfloat16", "float32"]
 
@@ -34,8 +34,7 @@ def from_array(data: npt.NDArray[Any], source: str, dtype: Dtype) -> Weight:
     float32 for F32. Raises UnsupportedModel for other types.
     """
     check_type(source)
-    wanted = ("float32" if source == "F32" else "bfloat16") if dtype == "auto" else dtype
-    if data.ndim == 1 or wanted == "float32":
+    if data.ndim == 1 or _matrix_format(source, dtype) == "float32":
         return Weight("float32", data.shape, to_float32(data, source), source=source)
     bits = data if source == "BF16" else to_bfloat16(to_float32(data, source))
     return Weight("bfloat16", data.shape, bits, source=source)
@@ -53,6 +52,15 @@ def check_type(source: str) -> None:
         raise UnsupportedModel(f"tensor type {source}: must be F32, F16 or BF16")
 
 
-def bytes_per_element(source: str, dtype: Dtype) -> float:
-    """Bytes that a matrix element of this type takes once loaded."""
-    return 4.0 if dtype == "float32" or (dtype == "auto" and source == "F32") else 2.0
+def outline_of(shape: tuple[int, ...], source: str, dtype: Dtype) -> Weight:
+    """What ``from_array`` makes of an array of this shape and type, without its numbers. Raises UnsupportedModel."""
+    check_type(source)
+    if len(shape) == 1 or _matrix_format(source, dtype) == "float32":
+        return Weight("float32", shape, outline(shape, np.float32), source=source)
+    return Weight("bfloat16", shape, outline(shape, np.uint16), source=source)
+
+
+def _matrix_format(source: str, dtype: Dtype) -> Literal["bfloat16", "float32"]:
+    if dtype == "auto":
+        return "float32" if source == "F32" else "bfloat16"
+    return dtype

@@ -218,3 +218,8 @@ def _shrink_others(home: Path, most: int) -> int:
 def make(memory: BlockMemory, identity: str, *, folder: str, size: int) -> DiskMover:
     """As the registry calls it."""
     return DiskMover(memory, identity, folder=folder, size=size)
+
+
+def memory_bytes(*, folder: str, size: int) -> int:
+    """Main memory that the tier takes at most, however large its blocks usually are."""
+    return QUEUE_BYTES

@@ -69,3 +69,8 @@ class HostMover:
 def make(memory: BlockMemory, identity: str, *, size: int) -> HostMover:
     """As the registry calls it. Nothing here outlives the process, so ``identity`` does not matter."""
     return HostMover(memory, size)
+
+
+def memory_bytes(*, size: int) -> int:
+    """Main memory that the tier takes at most."""
+    return size
