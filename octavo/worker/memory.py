@@ -45,7 +45,7 @@ ENGINE_CORE = (60 << 20, 700)
 GRAMMAR_CHECKERS = (2 * (26 << 20), 2 * 190)
 
 # Address space that no part accounts for: stacks and allocator arenas of threads, and the grammars' stack.
-ADDRESS_SPACE = 512 << 20
+ADDRESS_SPACE = 384 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,8 @@ def plan_memory(model: ModelOutline, backend: Backend, config: EngineConfig, mac
     length = min(longest, empty.kv.tokens_in(num_blocks))
     requests = _requests_bytes(config, empty.kv, length)
     plan = replace(empty, num_blocks=num_blocks, max_model_len=length, requests=requests)
-    return replace(plan, refusal=_refusal(plan, config, room))
+    there = "are free" if plan.memory >= machine.memory else "are left by ulimit -v and -d"
+    return replace(plan, refusal=_refusal(plan, config, room, there))
 
 
 def _without_kv(model: ModelOutline, backend: Backend, config: EngineConfig, longest: int) -> MemoryPlan:
@@ -162,8 +163,8 @@ def _choose_blocks(config: EngineConfig, kv: KVCacheSpec, room: int, longest: in
     return max(usual, min(one, room) if config.model.max_model_len is None else one)
 
 
-def _refusal(plan: MemoryPlan, config: EngineConfig, room: int) -> str:
-    """Why an engine does not start so, and which flags help; empty if it does."""
+def _refusal(plan: MemoryPlan, config: EngineConfig, room: int, there: str) -> str:
+    """Why an engine does not start so, and which flags help; empty if it does. ``there``: how there is memory."""
     given, kv = config.cache.kv_cache_memory, plan.kv
     holds_nothing = plan.max_model_len < 2
     if given is not None and holds_nothing:
@@ -174,11 +175,11 @@ def _refusal(plan: MemoryPlan, config: EngineConfig, room: int) -> str:
     fitting = kv.tokens_in(room)
     if fitting < 2:
         tiers = " --swap-space," if plan.tiers else ""
-        advice = f"lower{tiers} --max-num-seqs or --max-num-batched-tokens, or take a smaller model"
+        advice = f"lower{tiers} --max-num-seqs, --max-num-batched-tokens or --max-num-queued-tokens"
     elif given is not None:
         advice = f"at most --kv-cache-memory {room * kv.bytes_per_block >> 20}MiB fits"
     else:
         advice = f"at most --max-model-len {fitting} fits"
         if config.cache.kv_dtype in ("auto", "bfloat16"):
             advice += "; --kv-cache-dtype int8 takes about half"
-    return f"not enough memory: {plan.explained}, but there are {format_bytes(plan.memory)}; {advice}"
+    return f"not enough memory: {plan.explained}, but only {format_bytes(plan.memory)} {there}; {advice}"
