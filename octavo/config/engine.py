@@ -73,6 +73,9 @@ class CacheConfig:
         "auto", "how K and V are kept: bfloat16 (auto), or int8 or fp8 with a scale per token and head; fp8 is fp8_e4m3"
     )
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of equal prefixes")
+    prefix_index: Literal["hash", "radix"] = option(
+        "hash", "how equal prefixes are found: full blocks by their hashes, or single tokens in a tree"
+    )
     swap_space: float = option(0.0, "GiB of host memory for KV blocks that the pool has no room for (0: none)")
     kv_cache_dir: str | None = option(None, "folder where KV blocks are kept beyond the life of the process")
     kv_cache_dir_size: int = option(8 << 30, "most bytes of the files there, e.g. 20GiB (default: 8GiB)", size=True)
@@ -101,6 +104,7 @@ class CacheConfig:
         _require(0 <= share <= 0.9, "max_pinned_share", share, "0..0.9")
         rule = f"0..max_pinned_share ({share:g})"
         _require(own is None or 0 <= own <= share, "max_tenant_pinned_share", own, rule)
+        _require(self.prefix_index in ("hash", "radix"), "prefix_index", self.prefix_index, "hash or radix")
         modes, mode = ("recompute", "swap"), self.preemption_mode
         _require(mode in modes, "preemption_mode", mode, "recompute or swap")
         _require(mode == "recompute" or self.swap_space > 0, "preemption_mode", mode, "recompute without swap_space")
@@ -172,6 +176,9 @@ class SchedulerConfig:
     priority_ageing: float = option(
         0.0, "seconds of age that are worth one level of priority, so that nobody waits for ever (0: never)"
     )
+    longest_prefix_first: int = option(
+        0, "most later requests that may start before one that waits, since more of their prompts is cached (0: none)"
+    )
     pipeline_depth: int = option(1, "steps in flight: 2 schedules the next one while this one computes")
     speculative_config: SpeculativeConfig | None = option(
         None,
@@ -192,6 +199,8 @@ class SchedulerConfig:
         _require(policy in known, "scheduling_policy", policy, f"one of {', '.join(known)}")
         ageing = self.priority_ageing
         _require(0 <= ageing <= MAX_SECONDS, "priority_ageing", ageing, f"0..{MAX_SECONDS:g}")
+        overtakes = self.longest_prefix_first
+        _require(0 <= overtakes <= MAX_TOKENS, "longest_prefix_first", overtakes, f"0..{MAX_TOKENS}")
         depth = self.pipeline_depth
         _require(1 <= depth <= 4, "pipeline_depth", depth, "1..4")
         rule = "1 with speculative_config, since a step begins behind the tokens that the one before it accepted"

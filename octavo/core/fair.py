@@ -60,6 +60,9 @@ class FairPolicy:
                 return request
         return None
 
+    def peers(self, first: Request) -> Iterator[Request]:
+        return self._queues[first.source.tenant.name].peers(first)
+
     def remove(self, request: Request) -> None:
         name = request.source.tenant.name
         queue = self._queues[name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from itertools import dropwhile
 from typing import Protocol
 
 from octavo.config import SchedulerConfig
@@ -41,6 +42,10 @@ class Policy(Protocol):
 
     def peek(self, is_ready: Callable[[Request], bool]) -> Request | None:
         """The request to admit next, the first that is ready; it stays in the queue, as do those passed over."""
+        ...
+
+    def peers(self, first: Request) -> Iterator[Request]:
+        """``first``, which waits, and the later ones that might as well start before it; in order."""
         ...
 
     def remove(self, request: Request) -> None:
@@ -94,6 +99,9 @@ class FcfsPolicy:
 
     def peek(self, is_ready: Callable[[Request], bool]) -> Request | None:
         return next(filter(is_ready, self._waiting.values()), None)
+
+    def peers(self, first: Request) -> Iterator[Request]:
+        return dropwhile(lambda one: one is not first, self._waiting.values())
 
     def remove(self, request: Request) -> None:
         del self._waiting[request.request_id]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice, takewhile
 
 from octavo.config import SchedulerConfig
 from octavo.core.request import Request
@@ -45,6 +46,12 @@ class PriorityPolicy:
 
     def peek(self, is_ready: Callable[[Request], bool]) -> Request | None:
         return next(filter(is_ready, self._waiting), None)
+
+    def peers(self, first: Request) -> Iterator[Request]:
+        """Those of the same priority. With ageing no two are equal."""
+        level = self._rank(first)[0]
+        later = islice(self._waiting, bisect_left(self._waiting, self._rank(first), key=self._rank), None)
+        return takewhile(lambda one: self._rank(one)[0] == level, later)
 
     def remove(self, request: Request) -> None:
         del self._waiting[bisect_left(self._waiting, self._rank(request), key=self._rank)]

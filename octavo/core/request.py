@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import enum
 import itertools
+from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -59,6 +60,7 @@ class Request:
 
     __slots__ = (
         "_is_counted",
+        "_packed",
         "_repetition",
         "_stop_token_ids",
         "_told_times",
@@ -114,6 +116,7 @@ class Request:
         self.block_hashes: list[bytes] = []  # of the full blocks of token_ids, as far as somebody asked
         self.queued_time = queued_time
         self.scheduled_time: float | None = None
+        self._packed = bytearray()
         self._told_times = False
         self._is_counted = False
         self._repetition = repetition_detector(self.sampling_params.repetition_detection)
@@ -164,10 +167,22 @@ class Request:
         """It has a block table: it runs, or was forked, or is there to be forked."""
         return self.status is RequestStatus.RUNNING or self.num_computed_tokens > 0
 
-    def extras(self, block_index: int) -> Sequence[Extra]:
-        """Tagged facts besides the tokens that the KV of a block depends on (the chain carries them onwards)."""
+    @property
+    def namespace(self) -> Sequence[Extra]:
+        """Tagged facts besides the tokens that its KV depends on: within a namespace, equal prefixes have equal KV."""
         salt = self.source.cache_salt
-        return (("cache_salt", salt),) if block_index == 0 and salt is not None else ()
+        return (("cache_salt", salt),) if salt is not None else ()
+
+    def extras(self, block_index: int) -> Sequence[Extra]:
+        """What goes into a block's hash besides its tokens: into the first one's, the namespace."""
+        return self.namespace if block_index == 0 else ()
+
+    def packed(self) -> bytearray:
+        """The known token ids, four bytes each. Only equality means something. Not to be changed."""
+        known = len(self._packed) // 4
+        if known < len(self.token_ids):
+            self._packed += array("i", self.token_ids[known:]).tobytes()
+        return self._packed
 
     def hashes(self, block_size: int) -> list[bytes]:
         """Chained hashes of all full blocks of the known tokens."""

@@ -27,7 +27,8 @@ from octavo.core.family import SOLO, first_request
 from octavo.core.invariants import check_books
 from octavo.core.kv_cache.groups import make_manager
 from octavo.core.kv_cache.manager import Room
-from octavo.core.policy import POLICIES, Policy
+from octavo.core.longest_prefix import by_prefix
+from octavo.core.policy import POLICIES
 from octavo.core.request import Request, RequestStatus
 from octavo.core.request_book import RequestBook
 from octavo.core.speculation import judge_drafts, plan_drafts
@@ -75,18 +76,22 @@ class Scheduler:
             raise ConfigError(f"num_blocks = {num_blocks}: must be at least 2 (one is the null block)")
         self._config = config
         self._clock = clock
-        caching = cache.enable_prefix_caching
         self._kv = make_manager(
             num_blocks,
             cache.block_size,
             windows,
             tiers,
-            enable_prefix_caching=caching,
+            enable_prefix_caching=cache.enable_prefix_caching,
+            prefix_index=cache.prefix_index,
             pin_limits=pin_limits(cache, num_blocks, len(windows), max_model_len),
             clock=clock,
         )
         self._num_blocks = num_blocks
-        self._policy: Policy = resolve(POLICIES[config.scheduling_policy])(config)
+        self._policy = by_prefix(
+            resolve(POLICIES[config.scheduling_policy])(config),
+            config.longest_prefix_first,
+            lambda request: self._kv.find_prefix(request).num_tokens,
+        )
         self._limits = RequestLimits(
             max_model_len=max_model_len,
             max_kv_tokens=max_tokens_that_fit(num_blocks, cache.block_size, len(windows)),
@@ -146,7 +151,7 @@ class Scheduler:
             self._start(step)
         plan_drafts(step, self._kv, self._policy)
 
-        plan = step.build(self._book.take_finished_ids(), self._kv.tiers.take_moves(step.step_id))
+        plan = step.build(self._book.take_finished_ids(), self._kv.take_moves(step.step_id))
         if plan.num_scheduled_tokens:
             self._in_flight[plan.step_id] = (self._clock(), list(step.scheduled))
         return plan

@@ -242,13 +242,14 @@ def verify_model(
 
 
 def _cache_results(open_engine: OpenEngine, cases: list[Case], expected: list[RequestOutput]) -> Iterator[VerifyResult]:
-    with open_engine(enable_prefix_caching=True) as engine:
-        for name in ("prefix cache, cold", "prefix cache, warm"):
-            got = run_cases(engine, cases)
-            cached = sum(output.num_cached_tokens for output in got)
-            yield _compare(name, expected, got, f"{cached} prompt tokens came from the cache")
-    if cached == 0:
-        yield VerifyResult("prefix cache was used", False, "no prompt token ever came from the cache", len(cases), 0)
+    for index in ("hash", "radix"):
+        with open_engine(enable_prefix_caching=True, prefix_index=index) as engine:
+            for state in ("cold", "warm"):
+                name, got = f"prefix cache, {index}, {state}", run_cases(engine, cases)
+                cached = sum(output.num_cached_tokens for output in got)
+                yield _compare(name, expected, got, f"{cached} prompt tokens came from the cache")
+        if cached == 0:
+            yield VerifyResult(name, False, "no prompt token ever came from the cache", len(cases), 0)
 
 
 def _speculation_results(

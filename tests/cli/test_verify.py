@@ -30,7 +30,7 @@ def test_every_kind_of_difference_is_seen() -> None:
 def test_the_command_says_what_it_proved(smollm2_path: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", smollm2_path, "--quick"]) == 0
     printed = capsys.readouterr().out
-    for fact in ("preemption", "prefix cache, warm", "chunks of 7", "threads: 2", "equal bit for bit"):
+    for fact in ("preemption", "prefix cache, radix, warm", "chunks of 7", "threads: 2", "equal bit for bit"):
         assert fact in printed
 
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 import time
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import product
-from typing import Literal, NamedTuple
+from itertools import product, takewhile
+from typing import Any, Literal, NamedTuple
 
 from octavo.config import CacheConfig, SchedulerConfig
+from octavo.core.longest_prefix import by_prefix
 from octavo.core.policy import FcfsPolicy, Policy
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler
@@ -46,9 +47,9 @@ NOBODY = Tenant()
 GARBAGE = -1  # what comes of KV that was never written
 
 
-def cache_config(block_size: int, *, enable_prefix_caching: bool = True) -> CacheConfig:
+def cache_config(block_size: int, **options: Any) -> CacheConfig:
     """A CacheConfig with blocks smaller than kernels take, so that small tests fill them."""
-    config = CacheConfig(enable_prefix_caching=enable_prefix_caching)
+    config = CacheConfig(**options)
     object.__setattr__(config, "block_size", block_size)
     return config
 
@@ -415,6 +416,10 @@ class ByPriority(FcfsPolicy):
     def peek(self, is_ready: Callable[[Request], bool]) -> Request | None:
         return min(filter(is_ready, self), key=_rank, default=None)
 
+    def peers(self, first: Request) -> Iterator[Request]:
+        later = (one for one in sorted(self, key=_rank) if _rank(one) >= _rank(first))
+        return takewhile(lambda one: one.source.priority == first.source.priority, later)
+
     def victim(self, running: Sequence[Request]) -> Request:
         return max(running, key=_rank)
 
@@ -459,6 +464,8 @@ class Loop:
     ) -> None:
         self.scheduler = Scheduler(config, cache, num_blocks, max_model_len, windows=windows, tiers=tiers, clock=clock)
         if policy is not None:
+            kv, overtakes = self.scheduler._kv, config.longest_prefix_first
+            policy = by_prefix(policy, overtakes, lambda request: kv.find_prefix(request).num_tokens)
             self.scheduler._policy = self.scheduler._book._policy = policy
         self.worker = CheckingWorker(config, cache.block_size, num_blocks, windows, num_drafts)
         self.limit = min(max_model_len, (num_blocks - 1) // len(windows) * cache.block_size + 1)

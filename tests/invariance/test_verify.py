@@ -16,7 +16,8 @@ def test_smollm2_answers_alike_to_the_bit(smollm2_path: str) -> None:
     assert all(result.equal for result in results), "\n".join(lines)
     names = {result.name for result in results}
     assert {"batch of 16", "chunks of 7", "chunks of 64", "preemption", "threads: 1", "threads: 2"} <= names
-    assert {"prefix cache, cold", "prefix cache, warm", "preemption, swapped", "restart"} <= names
+    assert {f"prefix cache, {index}, {state}" for index in ("hash", "radix") for state in ("cold", "warm")} <= names
+    assert {"preemption, swapped", "restart"} <= names
     assert {"speculation, alone", "speculation, together"} <= names
 
 
@@ -25,9 +26,9 @@ def test_smollm2_with_small_kv_answers_alike_to_the_bit(smollm2_path: str, dtype
     lines: list[str] = []
     results = verify_model(smollm2_path, quick=True, kv_cache_dtype=dtype, report=lines.append)
     assert all(result.equal for result in results), "\n".join(lines)
-    assert {"preemption, swapped", "restart", "chunks of 7", "preemption", "threads: 2", "prefix cache, warm"} <= {
-        result.name for result in results
-    }
+    names = {result.name for result in results}
+    assert {"preemption, swapped", "restart", "chunks of 7", "preemption", "threads: 2"} <= names
+    assert {"prefix cache, hash, warm", "prefix cache, radix, warm"} <= names
 
 
 def test_one_bit_of_one_logprob_is_a_difference() -> None:

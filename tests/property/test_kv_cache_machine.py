@@ -9,12 +9,14 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from octavo.core.family import SOLO
 from octavo.core.kv_cache.block import Block
 from octavo.core.kv_cache.block_pool import BlockPool
+from octavo.core.kv_cache.hash_index import HashIndex
 from octavo.core.kv_cache.manager import KVCacheManager, Room
 from octavo.core.kv_cache.pins import PinLimits
-from octavo.core.kv_cache.prefix_index import PrefixIndex
 from octavo.core.request import Request
 from octavo.messages import EvictPrefixes, ListPrefixes, RemovePin, SetPin
 from tests.core.checking_worker import make_request
+
+OWNER = Request(make_request("r", [0]), SOLO, limit=1000, queued_time=0.0)
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -22,7 +24,8 @@ class PoolMachine(RuleBasedStateMachine):
 
     @initialize(num_blocks=st.integers(2, 12))
     def start(self, num_blocks: int) -> None:
-        self.pool = BlockPool(num_blocks, PrefixIndex())
+        self.index = HashIndex(1)
+        self.pool = BlockPool(num_blocks, self.index)
         self.free = list(range(1, num_blocks))
         self.held: list[list[Block]] = []
         self.names: dict[int, bytes] = {}
@@ -46,12 +49,12 @@ class PoolMachine(RuleBasedStateMachine):
             block = data.draw(st.sampled_from(blocks))
             self.num_names += 1
             self.names[block.block_id] = b"%d" % self.num_names
-            self.pool.index.insert(self.names[block.block_id], block)
+            self.index.name(self.names[block.block_id], block, OWNER, 0)
 
     @rule(data=st.data())
     def share(self, data: st.DataObject) -> None:
         names = data.draw(st.lists(st.sampled_from(sorted(self.names.values())), unique=True)) if self.names else []
-        blocks = [block for name in names if (block := self.pool.index.get(name)) is not None]
+        blocks = [block for name in names if (block := self.index.get(name)) is not None]
         assert len(blocks) == len(names)
         self.pool.acquire(blocks)
         self.free = [i for i in self.free if i not in {block.block_id for block in blocks}]
@@ -67,6 +70,20 @@ class PoolMachine(RuleBasedStateMachine):
         for block_id in [block.block_id for block in reversed(blocks)]:
             if block_id not in still_held:
                 self.free.insert(len(self.free) if block_id in self.names else 0, block_id)
+
+    @rule(data=st.data())
+    def touch(self, data: st.DataObject) -> None:
+        chosen = data.draw(st.lists(st.sampled_from(self.pool.blocks[1:]), unique=True))
+        self.pool.touch(chosen)
+        touched = [block.block_id for block in chosen if block.ref_count == 0]
+        self.free = [i for i in self.free if i not in touched] + touched
+
+    @rule(data=st.data())
+    def discard(self, data: st.DataObject) -> None:
+        block = data.draw(st.sampled_from(self.pool.blocks[1:]))
+        self.pool.discard(block)
+        if block.ref_count == 0:
+            self.free = [block.block_id, *(i for i in self.free if i != block.block_id)]
 
     @rule()
     def forget_names(self) -> None:
@@ -91,10 +108,17 @@ class ManagerMachine(RuleBasedStateMachine):
 
     requests = Bundle("requests")
 
-    @initialize(num_blocks=st.integers(2, 14), block_size=st.sampled_from([1, 2, 4]), caching=st.booleans())
-    def start(self, num_blocks: int, block_size: int, caching: bool) -> None:
+    @initialize(
+        num_blocks=st.integers(2, 14),
+        block_size=st.sampled_from([1, 2, 4]),
+        caching=st.sampled_from([True, True, True, False]),
+        index=st.sampled_from(["hash", "radix"]),
+    )
+    def start(self, num_blocks: int, block_size: int, caching: bool, index: str) -> None:
         limits = PinLimits(num_blocks // 2 * caching, num_blocks)
-        self.manager = KVCacheManager(num_blocks, block_size, enable_prefix_caching=caching, pin_limits=limits)
+        self.manager = KVCacheManager(
+            num_blocks, block_size, enable_prefix_caching=caching, prefix_index=index, pin_limits=limits
+        )
         self.caching = caching
         self.contents: dict[int, list[tuple[object, ...]]] = {}  # by block, then by offset
         self.running: list[Request] = []
@@ -132,12 +156,17 @@ class ManagerMachine(RuleBasedStateMachine):
         assert self.caching or not cached
         for i, block in enumerate(prefix.blocks):
             assert self.contents[block.block_id][-1] == (salt, *prompt[: (i + 1) * size])
+        if prefix.source is not None:
+            assert self.contents[prefix.source.block_id][cached % size - 1] == (salt, *prompt[:cached])
+        assert len(prefix.blocks) == cached // size
         num_free = self.manager.pool.num_free
         room = self.manager.admit(request, prefix, min(chunk, len(prompt) - cached))
         if room is None:
             assert self.manager.pool.num_free == num_free
             return multiple()
         assert room.block_ids == self.manager.block_ids(request)
+        self.copy(room)
+        self.manager.take_moves(self.count)
         request.start(cached, 0.0)
         self.running.append(request)
         self.advance(request, min(chunk, len(prompt) - cached))
@@ -200,7 +229,7 @@ class ManagerMachine(RuleBasedStateMachine):
         unshared = own[-1] in blocks and not any(own[-1] in table for table in kept)
         assert self.manager.can_gain(one, chosen) == (bool(freed) or unshared)
 
-    @rule(request=consumes(requests), spoiled=st.booleans())
+    @rule(request=consumes(requests), spoiled=st.sampled_from([False, False, True]))
     def free(self, request: Request, spoiled: bool) -> None:
         self.manager.free(request, spoiled=spoiled)
         self.running.remove(request)
@@ -242,11 +271,23 @@ class ManagerMachine(RuleBasedStateMachine):
             tokens = [token_id for one in path for token_id in one.token_ids]
             for block in row.blocks.values() if path else []:
                 assert self.contents[block.block_id][-1] == (row.salt, *tokens), "the book knows it wrongly"
+        self.check_order_of_eviction()
         for request in self.running:
             size, table = self.manager.block_size, self.manager.block_ids(request)
             for position in range(request.num_computed_tokens):
                 cell = self.contents[table[position // size]][position % size]
                 assert cell == self.history(request, position), "a running request's block was overwritten"
+
+    def check_order_of_eviction(self) -> None:
+        """What continues a prefix is taken before the prefix."""
+        free = [block.block_id for block in self.manager.pool._free]
+        for block in self.manager.pool.blocks:
+            if block.node is None or block.ref_count > 0:
+                continue
+            place = block.node.blocks.index(block)
+            before = block.node.blocks[place - 1 :][:1] if place else block.node.parent.blocks[-1:]  # type: ignore[union-attr]
+            for earlier in before:
+                assert earlier.ref_count > 0 or free.index(block.block_id) < free.index(earlier.block_id)
 
 
 TestPool = PoolMachine.TestCase

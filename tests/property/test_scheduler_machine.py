@@ -51,8 +51,13 @@ def loops(draw: st.DrawFn) -> Loop:
         max_num_batched_tokens=draw(st.integers(num_seqs, 40)),
         enable_chunked_prefill=draw(st.booleans()),
         long_prefill_token_threshold=draw(st.sampled_from([0, 0, 1, 5])),
+        longest_prefix_first=draw(st.sampled_from([0, 0, 1, 3])),
     )
-    cache = cache_config(draw(st.sampled_from([1, 2, 4, 4, 8])), enable_prefix_caching=draw(st.booleans()))
+    cache = cache_config(
+        draw(st.sampled_from([1, 2, 4, 4, 8])),
+        enable_prefix_caching=draw(st.sampled_from([True, True, False])),
+        prefix_index=draw(st.sampled_from(["hash", "radix", "radix"])),
+    )
     object.__setattr__(cache, "max_pinned_share", draw(st.sampled_from([0.0, 0.5, 0.9])))
     windows = draw(st.sampled_from(WINDOWS))
     tiers = st.none() | st.builds(

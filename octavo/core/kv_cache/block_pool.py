@@ -5,6 +5,8 @@ with a name in the prefix index is "cached": it can be taken back until somebody
 
     free list   head [nameless ...][cached, least recently used ... most recently used] tail
                  ^ allocate() takes here                              free() puts here ^
+
+Whoever frees a table frees its tail first, so what continues a prefix is always taken before the prefix.
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ class BlockPool:
         for block in taken:
             if block.block_hash is not None:
                 self._on_evict(block.block_hash, block.block_id)
+            if block.is_cached:
                 self.index.remove(block)
             block.ref_count = 1
         return taken
@@ -69,9 +72,16 @@ class BlockPool:
                 continue
             if block.ref_count < 0:
                 raise InvariantError(f"block {block.block_id} is freed more often than it was taken")
-            if block.block_hash is None:
-                self._free.push_head(block)
+            if block.is_cached:
+                self._free.push_tail(block)
             else:
+                self._free.push_head(block)
+
+    def touch(self, blocks: Iterable[Block]) -> None:
+        """Those of ``blocks`` that are free become the last ones to be reused, in this order."""
+        for block in blocks:
+            if block.ref_count == 0:
+                self._free.remove(block)
                 self._free.push_tail(block)
 
     def discard(self, block: Block) -> None:
@@ -86,18 +96,18 @@ class BlockPool:
         if len(free) != len(set(free)) or len(free) != len(self._free):
             raise InvariantError(f"the free list of {len(self._free)} blocks is broken: {free}")
         free_ids = set(free)
-        num_named = 0
+        num_cached = 0
         for block in self.blocks:
             expected = references.get(block.block_id, 0)
             if block.ref_count != expected:
                 raise InvariantError(f"{block} is in {expected} block tables")
             if (block.block_id in free_ids) != (expected == 0 and block.block_id != 0):
                 raise InvariantError(f"{block} is in the free list and in use, or in neither")
-            if block.block_hash is not None:
-                num_named += 1
-                if self.index.get(block.block_hash) is not block:
-                    raise InvariantError(f"{block} has a name that leads to another block")
-        if 0 in references or self.blocks[0].block_hash is not None:
+            if block.is_cached:
+                num_cached += 1
+                if block not in self.index:
+                    raise InvariantError(f"{block} is not where the prefix index has it")
+        if 0 in references or self.blocks[0].is_cached:
             raise InvariantError("the null block is in use")
-        if num_named != len(self.index):
-            raise InvariantError(f"{len(self.index)} names in the prefix index, {num_named} blocks with a name")
+        if num_cached != len(self.index):
+            raise InvariantError(f"{len(self.index)} blocks in the prefix index, {num_cached} that think they are")

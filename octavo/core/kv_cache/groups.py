@@ -26,15 +26,17 @@ from typing import Any
 
 from octavo.core.kv_cache.block import Block
 from octavo.core.kv_cache.block_pool import BlockPool
+from octavo.core.kv_cache.hash_index import HashIndex
 from octavo.core.kv_cache.manager import NO_ROOM_NEEDED, KVCacheManager, Prefix, Room
 from octavo.core.kv_cache.pins import NO_PINS, PinLimits
-from octavo.core.kv_cache.prefix_index import PrefixIndex
+from octavo.core.kv_cache.prefix_book import HASH_BYTES
 from octavo.core.kv_cache.steering import Steering
 from octavo.core.kv_cache.swaps import Swap, block_keys
 from octavo.core.kv_cache.tier_link import TierLink
 from octavo.core.request import Request, RequestStatus
 from octavo.exceptions import InvariantError
 from octavo.kv_transfer.chain import TierChain
+from octavo.messages import KVMove
 
 Windows = Sequence[int | None]
 Place = Block | bytes | None
@@ -72,13 +74,18 @@ class GroupedKVCacheManager:
     ) -> None:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
-        self.index = PrefixIndex(lambda block: self.steering.unnamed(block))
+        self.index = HashIndex(
+            block_size,
+            lambda name, block, request, row: self.steering.named(name, block, request, row),
+            lambda block: self.steering.unnamed(block),
+        )
         self.tiers = TierLink(tiers or TierChain(), block_size)
         self.pool = BlockPool(num_blocks, self.index, self.tiers.evicted)
         self.steering = Steering(
             self.pool,
             self.tiers,
             self._names,
+            self._adopt,
             self.reset_prefix_cache,
             block_size=block_size,
             limits=pin_limits,
@@ -153,7 +160,7 @@ class GroupedKVCacheManager:
         if request.request_id in self._tables:
             room = self.extend(request, num_tokens)
             return room and Room(self.block_ids(request), copies=room.copies)
-        blocks, cached, keys, _ = prefix
+        blocks, cached, keys = prefix.blocks, prefix.num_tokens, prefix.keys
         shared = self._real(blocks)
         revived = sum(block.ref_count == 0 for block in shared)
         whole = self._num_entries(max(request.num_tokens, cached + num_tokens)) - len(blocks) + len(keys)
@@ -209,6 +216,10 @@ class GroupedKVCacheManager:
         new = self._allocate(missing)
         blocks += new
         return Room(_ids(new))
+
+    def take_moves(self, step_id: int) -> list[KVMove]:
+        """See ``KVCacheManager.take_moves``."""
+        return self.tiers.take_moves(step_id)
 
     def swap_out(self, request: Request, copies: Sequence[tuple[int, int]] = ()) -> None:
         """As ``KVCacheManager.swap_out``; all that the next token sees, or nothing."""
@@ -303,9 +314,7 @@ class GroupedKVCacheManager:
             for group in range(self.num_groups):
                 block = table.blocks[row * self.num_groups + group]
                 if block is not self._null and block.block_hash is None:
-                    name = _name(hashes[row], group)
-                    if self.index.insert(name, block):
-                        self.steering.named(name, block, request, row)
+                    self.index.name(_name(hashes[row], group), block, request, row)
                     self.tiers.fills(block, request)
         table.num_named = full
 
@@ -381,6 +390,12 @@ class GroupedKVCacheManager:
         first = self._first_rows(len(hashes) * self.block_size)
         return [_name(h, group) for row, h in enumerate(hashes) for group, start in enumerate(first) if row >= start]
 
+    def _adopt(self, request: Request, blocks: Mapping[bytes, Block]) -> None:
+        """See ``steering.Adopt``."""
+        rows = {name: row for row, name in enumerate(request.block_hashes)}
+        for name, block in blocks.items():
+            self.index.name(name, block, request, rows[name[:HASH_BYTES]])
+
     def _real(self, blocks: Iterable[Block]) -> list[Block]:
         return [block for block in blocks if block is not self._null]
 
@@ -396,11 +411,20 @@ KVManager = KVCacheManager | GroupedKVCacheManager
 
 
 def make_manager(
-    num_blocks: int, block_size: int, windows: Windows, tiers: TierChain | None = None, **options: Any
+    num_blocks: int,
+    block_size: int,
+    windows: Windows,
+    tiers: TierChain | None = None,
+    *,
+    prefix_index: str = "hash",
+    **options: Any,
 ) -> KVManager:
-    """The manager of a model whose groups have these ``windows``; ``options`` are those of its class."""
+    """The manager of a model whose groups have these ``windows``; ``options`` are those of its class.
+
+    With windows, prefixes are found by hashes, whatever ``prefix_index`` says.
+    """
     if tuple(windows) == (None,):
-        return KVCacheManager(num_blocks, block_size, tiers, **options)
+        return KVCacheManager(num_blocks, block_size, tiers, prefix_index=prefix_index, **options)
     return GroupedKVCacheManager(num_blocks, block_size, windows, tiers, **options)
 
 

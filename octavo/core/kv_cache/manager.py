@@ -12,6 +12,11 @@ writes into a copy of it (copy-on-write); the last one to hold it writes in plac
     parent          [ b7 ][ b3 ][ b9. ]             b9 is partly filled
     fork            [ b7 ][ b3 ][ b9. ]             three blocks in all, each with two references
     fork, extended  [ b7 ][ b3 ][ b5.. ]            copies: (b9, b5); now b9 is the parent's alone
+
+An index that finds single tokens may find a prefix that ends within somebody else's block. Its first tokens are copied:
+
+    cached          [ b7 ][ b3 ][ b9 ]              the new request has b7, b3 and the first tokens of b9 in common
+    new             [ b7 ][ b3 ][ b6. ]             copies: (b9, b6)
 """
 
 from __future__ import annotations
@@ -19,30 +24,33 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from octavo.core.kv_cache.block import Block
 from octavo.core.kv_cache.block_pool import BlockPool
 from octavo.core.kv_cache.pins import NO_PINS, PinLimits
-from octavo.core.kv_cache.prefix_index import PrefixIndex
+from octavo.core.kv_cache.prefix_index import make_index
 from octavo.core.kv_cache.steering import Steering
 from octavo.core.kv_cache.swaps import Swap, block_keys
 from octavo.core.kv_cache.tier_link import TierLink
 from octavo.core.request import Request, RequestStatus
 from octavo.exceptions import InvariantError
 from octavo.kv_transfer.chain import TierChain
+from octavo.messages import KVMove
 
 
 class Prefix(NamedTuple):
     """Where the first ``num_tokens`` tokens of a request are: in ``blocks``, then under ``keys`` in tiers.
 
-    With neither, they are in its own table already.
+    Or the last ones are the first ones in ``source``. With none of these, they are in its own table already.
     """
 
     blocks: Sequence[Block] = ()
     num_tokens: int = 0
     keys: Sequence[bytes] = ()
     num_external: int = 0  # tokens, of those, that are in tiers
+    source: Block | None = None  # to be copied
 
     @property
     def num_local(self) -> int:
@@ -65,12 +73,14 @@ NO_ROOM_NEEDED = Room([])
 
 
 class _Table:
-    __slots__ = ("blocks", "num_named", "num_offered", "private")
+    __slots__ = ("blocks", "copied_at", "has_twins", "num_named", "num_offered", "private")
 
-    def __init__(self) -> None:
+    def __init__(self, num_tokens: int) -> None:
         self.blocks: list[Block] = []
+        self.copied_at = num_tokens  # the step that computes this token may first have to copy the block
         self.num_named = 0  # leading blocks offered to the prefix index,
         self.num_offered = 0  # and, once confirmed, to the tiers
+        self.has_twins = False  # of some of those, the index has another one with equal contents
         self.private = False  # never offer more of them
 
 
@@ -80,7 +90,7 @@ class KVCacheManager:
     ``tiers`` keep what the pool gives up, and supply it again.
     """
 
-    __slots__ = ("_tables", "block_size", "enable_prefix_caching", "index", "pool", "steering", "tiers")
+    __slots__ = ("_sources", "_tables", "block_size", "enable_prefix_caching", "index", "pool", "steering", "tiers")
 
     def __init__(
         self,
@@ -89,24 +99,33 @@ class KVCacheManager:
         tiers: TierChain | None = None,
         *,
         enable_prefix_caching: bool = True,
+        prefix_index: str = "hash",
         pin_limits: PinLimits = NO_PINS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``prefix_index``: one of ``INDEXES``."""
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
-        self.index = PrefixIndex(lambda block: self.steering.unnamed(block))
+        self.index = make_index(
+            prefix_index,
+            block_size,
+            lambda name, block, request, row: self.steering.named(name, block, request, row),
+            lambda block: self.steering.unnamed(block),
+        )
         self.tiers = TierLink(tiers or TierChain(), block_size)
         self.pool = BlockPool(num_blocks, self.index, self.tiers.evicted)
         self.steering = Steering(
             self.pool,
             self.tiers,
             lambda hashes: hashes,
+            self._adopt,
             self.reset_prefix_cache,
             block_size=block_size,
             limits=pin_limits,
             clock=clock,
         )
         self._tables: dict[str, _Table] = {}
+        self._sources: dict[str, Block] = {}  # by request: what its first step copies, kept until the plan is made
 
     @property
     def usage(self) -> float:
@@ -117,15 +136,17 @@ class KVCacheManager:
         """Where the request's first tokens are already, none of those whose logits are needed."""
         if request.request_id in self._tables:
             return Prefix(num_tokens=request.num_computed_tokens)
-        longest = request.num_reusable_tokens // self.block_size if self.enable_prefix_caching else 0
-        hashes = request.hashes(self.block_size)[:longest]
-        blocks = self.index.longest(hashes)
+        longest = request.num_reusable_tokens if self.enable_prefix_caching else 0
+        blocks, source, num_shared = self.index.match(request, longest)
         found, local = len(blocks), len(blocks) * self.block_size
         own, end = self.tiers.swaps.find(request, found)
-        keys = self.tiers.chain.find(hashes[found:])
-        if end > local + len(keys) * self.block_size:
+        keys = self.tiers.find(request, found, longest // self.block_size)
+        external = len(keys) * self.block_size
+        if source is not None and not keys and num_shared > end - local and not self.tiers.is_filling(source.block_id):
+            return Prefix(blocks, local + num_shared, source=source)
+        if end > local + external:
             return Prefix(blocks, end, own, end - local)
-        return Prefix(blocks, local + len(keys) * self.block_size, keys, len(keys) * self.block_size)
+        return Prefix(blocks, local + external, keys, external)
 
     def num_missing(self, requests: Sequence[Request]) -> int:
         """Blocks that ``requests``, which have tables, still need for all their known tokens."""
@@ -141,25 +162,45 @@ class KVCacheManager:
         if request.request_id in self._tables:
             room = self.extend(request, num_tokens)
             return room and Room(self.block_ids(request), copies=room.copies)
-        blocks, cached, keys, _ = prefix
+        blocks, cached, keys, _, source = prefix
         revived = sum(block.ref_count == 0 for block in blocks)
         whole = self._num_blocks(max(request.num_tokens, cached + num_tokens)) - len(blocks)
-        if whole > self.pool.num_free - revived - reserved:
+        spare = self.pool.num_free - revived - reserved - whole
+        if spare < 0:
             return None
-        table = self._tables[request.request_id] = _Table()
+        table = self._tables[request.request_id] = _Table(cached)
         self.pool.acquire(blocks)
         self.tiers.chain.used(request.block_hashes[: len(blocks)])
         if blocks:
             self.steering.book.used(request.block_hashes[len(blocks) - 1])
+        taken = [] if source is None else self._take(request, source, spare)
         self.tiers.chain.pin(keys)  # what is evicted now goes to a tier, and must not push them out
-        table.blocks = [*blocks, *self._allocate(self._num_blocks(cached + num_tokens) - len(blocks))]
+        new = self._num_blocks(cached + num_tokens) - len(blocks) - len(taken)
+        table.blocks = [*blocks, *taken, *self._allocate(new)]
         table.num_named = table.num_offered = len(blocks)
         for key, block in zip(keys, table.blocks[len(blocks) :]):
             self.tiers.chain.load(key, block.block_id)
             self.tiers.fills(block, request)
         self.tiers.chain.release(keys)
         self.tiers.swaps.drop(request.request_id)
-        return Room([block.block_id for block in table.blocks])
+        copied = self._sources.get(request.request_id)
+        copies = [(copied.block_id, table.blocks[len(blocks)].block_id)] if copied is not None else []
+        return Room([block.block_id for block in table.blocks], copies=copies)
+
+    def _take(self, request: Request, source: Block, spare: int) -> list[Block]:
+        """Have ``source``, which nothing may overwrite now, copied by the step. If it fills the last room: take it."""
+        self.pool.acquire([source])
+        if source.ref_count == 1 and spare == 0:
+            self.index.remove(source)
+            return [source]
+        self._sources[request.request_id] = source
+        return []
+
+    def take_moves(self, step_id: int) -> list[KVMove]:
+        """The plan is made: see ``TierLink.take_moves``. What it copies may be overwritten from the next one on."""
+        self.pool.free(self._sources.values())
+        self._sources.clear()
+        return self.tiers.take_moves(step_id)
 
     def swap_out(self, request: Request, copies: Sequence[tuple[int, int]] = ()) -> None:
         """See ``TierLink.swap_out``; then :meth:`free` it."""
@@ -178,15 +219,16 @@ class KVCacheManager:
 
     def extend(self, request: Request, num_tokens: int) -> Room | None:
         """Make room for ``num_tokens`` after the computed ones. None, and nothing is changed, if there is none."""
-        blocks, start = self._tables[request.request_id].blocks, request.num_computed_tokens
+        table, start = self._tables[request.request_id], request.num_computed_tokens
+        blocks = table.blocks
         missing = self._num_blocks(start + num_tokens) - len(blocks)
         full, rest = divmod(start, self.block_size)
         last = blocks[full] if rest else None  # partly filled; full ones are never written again
         if last is not None and last.ref_count > 1:
-            return self._extend_copied(blocks, missing + 1)
+            return self._extend_copied(table, start, missing + 1)
         if missing > self.pool.num_free:
             return None
-        if last is not None and last.block_hash is not None:
+        if last is not None and last.is_cached:
             self.index.remove(last)  # its name is from one who had filled it and is gone
         if missing <= 0:
             return NO_ROOM_NEEDED
@@ -194,22 +236,23 @@ class KVCacheManager:
         blocks += new
         return Room([block.block_id for block in new])
 
-    def _extend_copied(self, blocks: list[Block], missing: int) -> Room | None:
-        """``missing`` new blocks, the first one in place of the last of ``blocks``, which others hold too."""
+    def _extend_copied(self, table: _Table, start: int, missing: int) -> Room | None:
+        """``missing`` new blocks, the first one in place of the table's last, which others hold too."""
         if missing > self.pool.num_free:
             return None
-        new, source = self._allocate(missing), blocks.pop()
+        new, source = self._allocate(missing), table.blocks.pop()
         self.pool.free([source])
-        blocks += new
+        table.blocks += new
+        table.copied_at = start
         return Room([block.block_id for block in new], 1, [(source.block_id, new[0].block_id)])
 
     def fork(self, parent: Request, child: Request, num_tokens: int) -> None:
         """Give ``child`` a table: the blocks of the first ``num_tokens`` (computed) tokens of ``parent``, shared."""
         source = self._tables[parent.request_id]
-        table = self._tables[child.request_id] = _Table()
+        table = self._tables[child.request_id] = _Table(num_tokens)
         table.blocks = source.blocks[: self._num_blocks(num_tokens)]
         table.num_named = table.num_offered = min(source.num_named, num_tokens // self.block_size)
-        table.private = source.private
+        table.private, table.has_twins = source.private, source.has_twins
         self.pool.acquire(table.blocks)
 
     def reclaim(self, request: Request, others: Iterable[Request]) -> bool:
@@ -266,18 +309,28 @@ class KVCacheManager:
         self._offer(request, table)
         if full <= table.num_named or table.private or not self.enable_prefix_caching:
             return
-        hashes = request.hashes(self.block_size)
-        for i in range(table.num_named, full):
-            if self.index.insert(hashes[i], table.blocks[i]):
-                self.steering.named(hashes[i], table.blocks[i], request, i)
-            self.tiers.fills(table.blocks[i], request)
+        self._insert(request, table.blocks, full * self.block_size, table.num_named)
+        confirmed = request.num_confirmed_tokens // self.block_size
+        for block in table.blocks[max(confirmed, table.num_named) : full]:
+            self.tiers.fills(block, request)
+        table.has_twins |= not all(block.is_cached for block in table.blocks[table.num_named : full])
         table.num_named = full
+
+    def _insert(self, request: Request, blocks: Sequence[Block], num_tokens: int, first: int = 0) -> None:
+        superseded = self.index.insert(request, blocks, num_tokens, first=first)
+        if superseded is not None:
+            self.pool.discard(superseded)
+
+    def _adopt(self, request: Request, blocks: Mapping[bytes, Block]) -> None:
+        """See ``steering.Adopt``."""
+        rows = [blocks[name] for name in takewhile(blocks.__contains__, request.block_hashes)]
+        self._insert(request, rows, len(rows) * self.block_size)
 
     def _offer(self, request: Request, table: _Table) -> None:
         """Tell the tiers of blocks that have a name, and whose step has come back."""
         end = min(request.num_confirmed_tokens // self.block_size, table.num_named)
         for i in range(table.num_offered, end):
-            self.tiers.chain.filled(request.block_hashes[i], table.blocks[i].block_id)
+            self.tiers.chain.filled(request.hashes(self.block_size)[i], table.blocks[i].block_id)
         table.num_offered = max(table.num_offered, end)
 
     def sharers(self, request: Request, first_token: int) -> set[str]:
@@ -293,17 +346,23 @@ class KVCacheManager:
         """Drop the request's table, tail first.
 
         Blocks whose step has not come back yet lose their names: should it fail, nobody would be left to tell.
-        ``spoiled``: the request failed, so all its blocks lose theirs.
+        ``spoiled``: the request failed, so all its blocks lose theirs. Else its last one, partly filled, is cached too.
         """
-        table = self._tables.pop(request.request_id)
+        table, confirmed = self._tables.pop(request.request_id), request.num_confirmed_tokens
         if spoiled:
             self.tiers.chain.forget(request.block_hashes)
         else:
             self._offer(request, table)
-        num_sound = 0 if spoiled else request.num_confirmed_tokens // self.block_size
+        num_sound = 0 if spoiled else confirmed // self.block_size
         for block in table.blocks[num_sound : table.num_named]:
             self.index.remove(block)
+        if confirmed > table.copied_at and not (spoiled or table.private) and self.enable_prefix_caching:
+            self._insert(request, table.blocks, min(confirmed, request.num_tokens), table.num_named)
+        if (source := self._sources.pop(request.request_id, None)) is not None:
+            self.pool.free([source])
         self.pool.free(reversed(table.blocks))
+        if table.has_twins and num_sound > 0:
+            self.pool.touch(reversed(self.index.match(request, num_sound * self.block_size).blocks))
 
     def block_ids(self, request: Request) -> list[int]:
         """The request's block table."""

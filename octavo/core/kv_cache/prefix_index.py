@@ -1,57 +1,80 @@
-"""PrefixIndex: from the hash of a block's contents to a block that holds them. Knows nothing of references."""
+"""PrefixIndex: from the tokens of a request to blocks that hold their KV already. Knows nothing of references.
+
+``hash_index.py`` finds full blocks, ``radix_index.py`` single tokens.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 from octavo.core.kv_cache.block import Block
+from octavo.core.request import Request
+from octavo.utils.registry import resolve
+
+INDEXES = {
+    "hash": "octavo.core.kv_cache.hash_index:HashIndex",
+    "radix": "octavo.core.kv_cache.radix_index:RadixIndex",
+}
 
 
-class PrefixIndex:
-    """One block per hash. Of two blocks with equal contents the first one is found, the other stays nameless.
+OnNamed = Callable[[bytes, Block, Request, int], None]
+OnRemoved = Callable[[Block], None]
 
-    ``on_removed`` hears of each block that has just lost its name, except by ``clear``.
+
+def nobody(*told: object) -> None:
+    """Who listens to an index by default."""
+
+
+class Match(NamedTuple):
+    """A prefix: ``blocks`` are full of its first tokens, and the first ``num_shared`` tokens of ``source`` follow.
+
+    ``source`` goes on differently, or ends there: to use it, copy it.
     """
 
-    __slots__ = ("_blocks", "_on_removed")
+    blocks: Sequence[Block] = ()
+    source: Block | None = None
+    num_shared: int = 0
 
-    def __init__(self, on_removed: Callable[[Block], None] = lambda block: None) -> None:
-        self._blocks: dict[bytes, Block] = {}
-        self._on_removed = on_removed
+
+class PrefixIndex(Protocol):
+    """A block is in it ("cached") from :meth:`insert` until :meth:`remove`, and then has ``Block.is_cached``.
+
+    Made with a block size and two callbacks, which hear of full blocks: ``on_named`` of each that has just got a name
+    (name, block, and of whose tokens which row it is), ``on_removed`` of each that has just lost it, except by
+    :meth:`clear`.
+    """
 
     def __len__(self) -> int:
-        return len(self._blocks)
+        """Blocks in it."""
+        ...
 
-    def get(self, block_hash: bytes) -> Block | None:
-        """The block with these contents, if there is one."""
-        return self._blocks.get(block_hash)
+    def __contains__(self, block: Block) -> bool:
+        """Is it this very block that its contents lead to?"""
+        ...
 
-    def longest(self, hashes: Iterable[bytes]) -> list[Block]:
-        """Blocks of the longest prefix of ``hashes`` that is here without a gap."""
-        found = []
-        for block_hash in hashes:
-            block = self._blocks.get(block_hash)
-            if block is None:
-                break
-            found.append(block)
-        return found
+    def match(self, request: Request, num_tokens: int) -> Match:
+        """The longest prefix of the first ``num_tokens`` of the request's known tokens."""
+        ...
 
-    def insert(self, block_hash: bytes, block: Block) -> bool:
-        """Name ``block``, which has no name; False if another block already has this one."""
-        named = self._blocks.setdefault(block_hash, block) is block
-        if named:
-            block.block_hash = block_hash
-        return named
+    def insert(self, request: Request, blocks: Sequence[Block], num_tokens: int, *, first: int = 0) -> Block | None:
+        """``blocks`` hold the first ``num_tokens`` tokens of the request; those before ``first`` were inserted before.
+
+        Where a block with equal contents is there, it stays. Returns a partly filled one that had to go, since the new
+        ones hold the same and more.
+        """
+        ...
 
     def remove(self, block: Block) -> None:
-        """Forget the name of ``block``, if it has one."""
-        if block.block_hash is not None:
-            del self._blocks[block.block_hash]
-            block.block_hash = None
-            self._on_removed(block)
+        """``block``, if it is in the index, is not to be found any more; perhaps nor are those that continue it."""
+        ...
 
     def clear(self) -> None:
-        """Forget all names."""
-        for block in self._blocks.values():
-            block.block_hash = None
-        self._blocks.clear()
+        """Remove all blocks."""
+        ...
+
+
+def make_index(kind: str, block_size: int, on_named: OnNamed, on_removed: OnRemoved) -> PrefixIndex:
+    """``kind``: one of ``INDEXES``."""
+    index: PrefixIndex = resolve(INDEXES[kind])(block_size, on_named, on_removed)
+    return index

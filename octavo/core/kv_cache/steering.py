@@ -6,7 +6,7 @@ pins, and carries out orders between two steps. Knows no block tables.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from octavo.core.family import SOLO
 from octavo.core.kv_cache.block import Block
@@ -37,17 +37,21 @@ from octavo.messages import (
 Names = Callable[[Sequence[bytes]], Sequence[bytes]]
 """From the hashes of a prefix's rows to the names of the blocks that its next token needs."""
 
+Adopt = Callable[[Request, Mapping[bytes, Block]], None]
+"""Puts blocks with these names, of a leading part of a request's rows, into the index."""
+
 NOT_FOUND = CacheReply(found=False)
 
 
 class Steering:
-    """``names`` and ``reset`` (forget all) are the manager's; ``clock`` gives seconds."""
+    """``names``, ``adopt`` and ``reset`` (forget all) are the manager's; ``clock`` gives seconds."""
 
     def __init__(
         self,
         pool: BlockPool,
         tiers: TierLink,
         names: Names,
+        adopt: Adopt,
         reset: Callable[[], None],
         *,
         block_size: int,
@@ -56,7 +60,7 @@ class Steering:
     ) -> None:
         self.book = PrefixBook(block_size, clock)
         self.pins = PinTable(pool, limits, self.book.block)
-        self._pool, self._tiers, self._names, self._reset = pool, tiers, names, reset
+        self._pool, self._tiers, self._names, self._adopt, self._reset = pool, tiers, names, adopt, reset
         self._block_size, self._clock = block_size, clock
 
     # ---- heard from the manager
@@ -231,22 +235,22 @@ class Steering:
             )
         request = _prompt(order.prompt_token_ids, order.cache_salt)
         names = self._obtainable(request)
-        here = [block for name in names if (block := self.book.block(name)) is not None]
-        keys = [name for name in names if self.book.block(name) is None]
-        self._pool.acquire(here)
+        here = {name: block for name in names if (block := self.book.block(name)) is not None}
+        keys = [name for name in names if name not in here]
+        self._pool.acquire(here.values())
         if len(keys) > self._pool.num_free:
             keys = []
         chain.pin(keys)  # what is evicted now goes to a tier, and must not push them out
         blocks = self._pool.allocate(len(keys))
         self._tiers.reused(blocks)
-        rows = {row_hash: index for index, row_hash in enumerate(request.block_hashes)}
         for key, block in zip(keys, blocks, strict=True):
             chain.load(key, block.block_id)
             self._tiers.fills(block, request)
-            if self._pool.index.insert(key, block):
-                self.named(key, block, request, rows[key[:HASH_BYTES]])
+        found = here | dict(zip(keys, blocks, strict=True))
+        held = {name: found[name] for name in names if name in found}  # in order
+        self._adopt(request, held)
         chain.release(keys)
-        self._pool.free(reversed([*here, *blocks]))
+        self._pool.free(reversed(held.values()))
         return CacheReply(num_blocks=len(blocks))
 
     def _obtainable(self, request: Request) -> Sequence[bytes]:

@@ -20,13 +20,18 @@ from octavo.messages import KVMove, KVTierStats, ModelRunnerOutput, SchedulerOut
 class TierLink:
     """``chain``: the tiers, perhaps none."""
 
-    __slots__ = ("_filling", "_in_flight", "chain", "swaps")
+    __slots__ = ("_block_size", "_filling", "_in_flight", "chain", "swaps")
 
     def __init__(self, chain: TierChain, block_size: int) -> None:
         self.chain = chain
+        self._block_size = block_size
         self.swaps = Swaps(chain, block_size)
         self._filling: dict[int, str] = {}  # block id -> id of the request that fills it in the step being planned
         self._in_flight: dict[int, dict[int, str]] = {}  # the same of steps that have not come back, by step id
+
+    def find(self, request: Request, start: int, stop: int) -> list[bytes]:
+        """Keys of the full blocks ``start .. stop`` of ``request``, as far as they can be loaded."""
+        return self.chain.find(request.hashes(self._block_size)[start:stop]) if self.chain else []
 
     def fills(self, block: Block, request: Request) -> None:
         """The step being planned fills ``block`` for ``request``, and others may find it from now on."""

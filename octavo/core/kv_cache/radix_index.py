@@ -1,0 +1,221 @@
+"""RadixIndex: trees of token ids, one for each namespace. Finds prefixes token by token.
+
+    root ── [b7 b3 b9] ─┬─ [b4 b2]      an edge is a run of blocks; it is cut in two where sequences part
+                        ├─ [b8]         children may begin alike, for blocks cannot be cut
+                        └─ [b5.]        a partly filled block is a leaf of its own
+
+A label is the edge's token ids, four bytes each. Children are sorted by their first block's part of it, so the one that
+has most in common with any other sequence is a neighbour of the place where that would be. No child's first block
+begins with the whole of another's. A block is here only while all before it are.
+
+After SGLang's RadixAttention (Zheng et al., arXiv 2312.07104), whose tree has edges of single tokens' places.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+
+from octavo.core.kv_cache.block import Block
+from octavo.core.kv_cache.hashing import Extra
+from octavo.core.kv_cache.prefix_index import Match, OnNamed, OnRemoved, nobody
+from octavo.core.request import Request
+
+ID_BYTES = 4  # of a token id in Request.packed()
+
+
+class Node:
+    """The edge that leads here, and what follows it. A root has no parent, and a namespace instead of a label."""
+
+    __slots__ = ("blocks", "children", "keys", "label", "namespace", "parent")
+
+    def __init__(self, parent: Node | None, namespace: Sequence[Extra] = ()) -> None:
+        self.parent = parent
+        self.namespace = namespace
+        self.label = b""
+        self.blocks: list[Block] = []
+        self.keys: list[bytes] = []  # sorted
+        self.children: list[Node] = []  # in the order of their keys
+
+    def extend(self, label: bytes, blocks: Sequence[Block]) -> None:
+        """Make the edge longer."""
+        self.label += label
+        self.blocks += blocks
+        for block in blocks:
+            block.node = self
+
+    def add_child(self, place: int, key: bytes) -> Node:
+        """A new child, whose edge is to be filled; ``place`` is where ``key`` belongs."""
+        child = Node(self)
+        self.keys.insert(place, key)
+        self.children.insert(place, child)
+        return child
+
+    def drop_child(self, place: int) -> None:
+        del self.keys[place], self.children[place]
+
+
+class RadixIndex:
+    """A PrefixIndex. Work grows with the bytes of the sequence, which are compared in bulk, and the edges passed."""
+
+    __slots__ = ("_block_size", "_length", "_on_named", "_on_removed", "_roots", "_width")
+
+    def __init__(self, block_size: int, on_named: OnNamed = nobody, on_removed: OnRemoved = nobody) -> None:
+        self._block_size, self._on_named, self._on_removed = block_size, on_named, on_removed
+        self._width = ID_BYTES * block_size
+        self._roots: dict[Sequence[Extra], Node] = {}
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __contains__(self, block: Block) -> bool:
+        return block.node is not None and block in block.node.blocks
+
+    def match(self, request: Request, num_tokens: int) -> Match:
+        """See ``PrefixIndex.match``. The request learns the hashes of the blocks, so as not to compute them."""
+        node = self._roots.get(request.namespace)
+        if node is None:
+            return Match()
+        match = self._walk(node, request.packed(), ID_BYTES * num_tokens)
+        known = request.block_hashes
+        known += [block.block_hash for block in match.blocks[len(known) :] if block.block_hash]
+        return match
+
+    def _walk(self, node: Node, text: bytearray, end: int) -> Match:
+        """The longest prefix of ``text[:end]`` below a root."""
+        width, at = self._width, 0
+        found: list[Block] = []
+        while at < end:
+            piece = bytes(text[at : min(at + width, end)])
+            place = bisect_left(node.keys, piece)
+            if len(piece) < width or place == len(node.keys) or node.keys[place] != piece:
+                return Match(found, *_nearest(node, place, piece))
+            node = node.children[place]
+            shared = _common(node.label, text, at, end)
+            found += node.blocks[: shared // width]
+            if shared < len(node.label):
+                rest = shared % width // ID_BYTES
+                return Match(found, node.blocks[shared // width], rest) if rest else Match(found)
+            at += shared
+        return Match(found)
+
+    def insert(self, request: Request, blocks: Sequence[Block], num_tokens: int, *, first: int = 0) -> Block | None:
+        """See ``PrefixIndex.insert``. Blocks before ``first`` that are gone are found again."""
+        text, width, end = request.packed(), self._width, ID_BYTES * num_tokens
+        node = self._roots.setdefault(request.namespace, Node(None, request.namespace))
+        at = 0
+        while at < end:
+            piece = bytes(text[at : min(at + width, end)])
+            place = bisect_left(node.keys, piece)
+            if place == len(node.keys) or not node.keys[place].startswith(piece):
+                return self._grow(node, place, request, blocks, at, end)
+            child = node.children[place]
+            shared = _common(child.label, text, at, end)
+            if at + shared == end:
+                break
+            whole = shared // width
+            node = child if whole == len(child.blocks) else self._split(child, whole)
+            at += whole * width
+        return None
+
+    def _grow(
+        self, node: Node, place: int, request: Request, blocks: Sequence[Block], start: int, end: int
+    ) -> Block | None:
+        """Below ``node`` nothing goes on like the request's tokens from byte ``start`` on, whose place is given."""
+        width, text = self._width, bytes(request.packed()[start:end])
+        superseded = None
+        if place > 0 and text.startswith(node.keys[place - 1]):
+            place -= 1
+            (superseded,) = node.children[place].blocks
+            node.drop_child(place)
+            self._unlink([superseded])
+        row, num_full = start // width, len(text) // width
+        cut = num_full * width
+        if num_full > 0:
+            if node.parent is None or node.keys:
+                node = node.add_child(place, text[:width])
+            node.extend(text[:cut], blocks[row : row + num_full])
+            place = 0
+        if cut < len(text):
+            node.add_child(place, text[cut:]).extend(text[cut:], [blocks[row + num_full]])
+        self._length += -(-len(text) // width)
+        hashes = request.hashes(self._block_size)
+        for i in range(row, row + num_full):
+            blocks[i].block_hash = hashes[i]
+            self._on_named(hashes[i], blocks[i], request, i)
+        return superseded
+
+    def _split(self, node: Node, count: int) -> Node:
+        """Cut the edge to ``node`` after ``count`` blocks. Returns the upper part, which is a new node."""
+        assert node.parent is not None
+        cut = count * self._width
+        upper = Node(node.parent)
+        upper.extend(node.label[:cut], node.blocks[:count])
+        node.parent.children[bisect_left(node.parent.keys, node.label[: self._width])] = upper
+        node.parent, node.label, node.blocks = upper, node.label[cut:], node.blocks[count:]
+        upper.keys, upper.children = [node.label[: self._width]], [node]
+        return upper
+
+    def remove(self, block: Block) -> None:
+        """``block``, and all that continue it, are not to be found any more."""
+        node = block.node
+        if node is None:
+            return
+        count = node.blocks.index(block) if node.blocks[-1] is not block else len(node.blocks) - 1
+        dropped = [*node.blocks[count:], *_blocks_below(node)]
+        if count > 0:
+            node.label, node.blocks = node.label[: count * self._width], node.blocks[:count]
+            node.keys, node.children = [], []
+        else:
+            self._detach(node)
+        self._unlink(dropped)
+
+    def _detach(self, node: Node) -> None:
+        parent = node.parent
+        assert parent is not None
+        parent.drop_child(bisect_left(parent.keys, node.label[: self._width]))
+        if parent.parent is None and not parent.keys:
+            del self._roots[parent.namespace]
+
+    def _unlink(self, blocks: Sequence[Block]) -> None:
+        """``blocks`` have left the tree."""
+        self._length -= len(blocks)
+        for block in blocks:
+            named, block.node, block.block_hash = block.block_hash, None, None
+            if named:
+                self._on_removed(block)
+
+    def clear(self) -> None:
+        for root in self._roots.values():
+            for block in _blocks_below(root):
+                block.node = block.block_hash = None
+        self._roots.clear()
+        self._length = 0
+
+
+def _blocks_below(node: Node) -> Iterator[Block]:
+    waiting = list(node.children)
+    while waiting:
+        child = waiting.pop()
+        yield from child.blocks
+        waiting += child.children
+
+
+def _nearest(node: Node, place: int, piece: bytes) -> tuple[Block | None, int]:
+    """The first block of the child of ``node`` that begins most like ``piece``, which belongs there; tokens shared."""
+    best, most = None, 0
+    for i in range(max(place - 1, 0), min(place + 1, len(node.keys))):
+        shared = _common(node.keys[i], piece, 0, len(piece)) // ID_BYTES
+        if shared > most:
+            best, most = node.children[i].blocks[0], shared
+    return best, most
+
+
+def _common(label: bytes, text: bytes | bytearray, start: int, end: int) -> int:
+    """How many leading bytes ``label`` has in common with ``text[start:end]``."""
+    if text.startswith(label, start, end):
+        return len(label)
+    other = text[start : min(start + len(label), end)]
+    differences = int.from_bytes(label[: len(other)], "big") ^ int.from_bytes(other, "big")
+    return len(other) - (differences.bit_length() + 7) // 8
