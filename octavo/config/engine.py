@@ -137,6 +137,7 @@ class SpeculativeConfig:
     num_speculative_tokens: int  # most tokens ahead
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
+    disable_by_batch_size: int = 4  # nothing is tried in a step of more requests than this
 
     def __post_init__(self) -> None:
         known = get_args(SpeculativeMethod)
@@ -146,6 +147,8 @@ class SpeculativeConfig:
         shortest, longest = self.lookup
         _require(1 <= longest <= MAX_LOOKUP, "prompt_lookup_max", longest, f"1..{MAX_LOOKUP}")
         _require(1 <= shortest <= longest, "prompt_lookup_min", shortest, f"1..{longest} (prompt_lookup_max)")
+        size = self.disable_by_batch_size
+        _require(1 <= size <= MAX_TOKENS, "disable_by_batch_size", size, f"1..{MAX_TOKENS}")
 
     @property
     def lookup(self) -> tuple[int, int]:
@@ -211,6 +214,11 @@ class SchedulerConfig:
             self.long_prefill_token_threshold,
             f"0..{MAX_TOKENS}",
         )
+
+    @property
+    def most_speculating(self) -> int:
+        """Most requests of a step that tries drafts."""
+        return 0 if self.speculative_config is None else self.speculative_config.disable_by_batch_size
 
     @property
     def step_tokens(self) -> int:

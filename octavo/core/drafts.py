@@ -1,11 +1,13 @@
 """Drafts: guesses at the next tokens of one request, and whether they are worth trying. Knows no steps and no blocks.
 
-A wrong guess costs the time of a computed token. So a request of whose drafts nothing was right m times in a row tries
-none before ``2 ** m`` further tokens are known (64 at most); the first right guess ends that.
+A wrong guess costs the time of a computed token. So a draft is no longer than what was right of the one before it, or
+twice as long if all of it was. And a request of whose drafts nothing was right m times in a row tries none before
+``2 ** m`` further tokens are known (64 at most); the first right guess ends that.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 MOST_DOUBLINGS = 6  # of the pause after a failure
@@ -14,9 +16,10 @@ MOST_DOUBLINGS = 6  # of the pause after a failure
 class Drafts:
     """``reach``: the tokens for which blocks were taken, whether or not the guesses among them were right."""
 
-    __slots__ = ("_num_failures", "_position", "_resume", "_token_ids", "reach")
+    __slots__ = ("_longest", "_num_failures", "_position", "_resume", "_token_ids", "reach")
 
     def __init__(self) -> None:
+        self._longest = sys.maxsize
         self._num_failures = 0  # in a row
         self._resume = 0  # number of known tokens from which on to try again
         self.clear()
@@ -34,9 +37,10 @@ class Drafts:
     def after(self, num_tokens: int, most: int) -> Sequence[int]:
         """What to try behind the first ``num_tokens`` tokens, at most ``most`` of it."""
         due = num_tokens == self._position and num_tokens >= self._resume
-        return self._token_ids[: max(most, 0)] if due else ()
+        return self._token_ids[: max(0, min(most, self._longest))] if due else ()
 
-    def judge(self, num_tokens: int, num_right: int) -> None:
-        """Of what was tried behind the first ``num_tokens`` tokens so many were right."""
+    def judge(self, num_tokens: int, num_tried: int, num_right: int) -> None:
+        """Of ``num_tried`` tokens behind the first ``num_tokens`` so many were right."""
+        self._longest = 2 * num_tried if num_right == num_tried else max(1, num_right)
         self._num_failures = 0 if num_right else min(self._num_failures + 1, MOST_DOUBLINGS)
         self._resume = num_tokens + 2**self._num_failures

@@ -149,7 +149,8 @@ class Scheduler:
 
         if step.num_preempted == 0:
             self._start(step)
-        plan_drafts(step, self._kv, self._policy)
+        if len(step) <= self._config.most_speculating:
+            plan_drafts(step, self._kv, self._policy)
 
         plan = step.build(self._book.take_finished_ids(), self._kv.take_moves(step.step_id))
         if plan.num_scheduled_tokens:

@@ -36,10 +36,10 @@ def judge_drafts(entry: Scheduled, result: ModelRunnerOutput, policy: Policy, co
     """Take back what ``entry`` computed of wrong drafts; keep the next ones. Before its tokens are taken in."""
     request, num_tokens = entry.request, entry.request.num_tokens
     num_sampled = len(result.sampled_token_ids[request.request_id])
-    if entry.draft_token_ids:
+    if num_tried := len(entry.draft_token_ids):
         num_right = num_sampled - 1
-        request.retract(len(entry.draft_token_ids) - num_right)
-        request.drafts.judge(num_tokens, num_right)
+        request.retract(num_tried - num_right)
+        request.drafts.judge(num_tokens, num_tried, num_right)
         policy.served(request, num_right)
-        counters.count_drafts(len(entry.draft_token_ids), num_right)
+        counters.count_drafts(num_tried, num_right)
     request.drafts.offer(result.draft_token_ids.get(request.request_id, ()), num_tokens + num_sampled)

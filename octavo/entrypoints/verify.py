@@ -256,7 +256,8 @@ def _speculation_results(
     open_engine: OpenEngine, cases: list[Case], expected: list[tuple[list[RequestOutput], int]]
 ) -> Iterator[VerifyResult]:
     """All cases with drafts of five tokens, alone, then together. ``expected``: of each, outputs and steps without."""
-    speculative = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 1, "prompt_lookup_max": 4}
+    speculative: dict[str, Any] = {"method": "ngram", "num_speculative_tokens": 5, "disable_by_batch_size": 64}
+    speculative |= {"prompt_lookup_min": 1, "prompt_lookup_max": 4}
     with open_engine(speculative_config=speculative, enable_prefix_caching=True) as engine:
         alone = [_run_counted(engine, [case]) for case in cases]
         together = run_cases(engine, cases)

@@ -16,7 +16,13 @@ from tests.cases.asking import answered, ask, events, streamed_text
 from tests.cases.conftest import MAX_MODEL_LEN, POOL
 from tests.server.running_server import RunningServer, running_server
 
-SPECULATIVE = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 5}
+SPECULATIVE: dict[str, Any] = {
+    "method": "ngram",
+    "num_speculative_tokens": 4,
+    "prompt_lookup_min": 2,
+    "prompt_lookup_max": 5,
+    "disable_by_batch_size": 16,
+}
 THINGS = (
     "apple",
     "copper wire",

@@ -8,6 +8,7 @@ token is a function of the full history, so a request's output must be :func:`ex
 
 from __future__ import annotations
 
+import dataclasses
 import time
 import zlib
 from collections import Counter, deque
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import product, takewhile
 from typing import Any, Literal, NamedTuple
 
-from octavo.config import CacheConfig, SchedulerConfig
+from octavo.config import CacheConfig, SchedulerConfig, SpeculativeConfig
 from octavo.core.longest_prefix import by_prefix
 from octavo.core.policy import FcfsPolicy, Policy
 from octavo.core.request import Request
@@ -462,6 +463,11 @@ class Loop:
         num_drafts: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        if num_drafts:
+            speculative = SpeculativeConfig(
+                method="ngram", num_speculative_tokens=num_drafts, disable_by_batch_size=config.max_num_seqs
+            )
+            config = dataclasses.replace(config, speculative_config=speculative)
         self.scheduler = Scheduler(config, cache, num_blocks, max_model_len, windows=windows, tiers=tiers, clock=clock)
         if policy is not None:
             kv, overtakes = self.scheduler._kv, config.longest_prefix_first

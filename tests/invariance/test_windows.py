@@ -26,7 +26,13 @@ LAYERS_PER_BLOCK = {"gemma3": 1, "mistral": 2, "qwen2": 1}
 GROUPS = {"gemma3": 5, "mistral": 1, "qwen2": 2}
 PROMPTS = [random_ids(count, seed=count) for count in (150, 1, 70, 33)]
 PROMPTS += [PROMPTS[0][:96] + random_ids(20), PROMPTS[0][:64], PROMPTS[0]]
-NGRAMS = SpeculativeConfig(method="ngram", num_speculative_tokens=6, prompt_lookup_min=1, prompt_lookup_max=3)
+NGRAMS = SpeculativeConfig(
+    method="ngram",
+    num_speculative_tokens=6,
+    prompt_lookup_min=1,
+    prompt_lookup_max=3,
+    disable_by_batch_size=16,
+)
 Answers = list[tuple[list[int], list[float]]]
 
 

@@ -194,6 +194,11 @@ CONSTRAINTS = [
 ]
 
 
+NGRAMS = SpeculativeConfig(
+    method="ngram", num_speculative_tokens=4, prompt_lookup_min=1, prompt_lookup_max=3, disable_by_batch_size=64
+)
+
+
 def _bits(engine: LLMEngine, *params: Any, prompt: str) -> list[tuple[list[int], Any]]:
     return [(o.token_ids, o.finish_reason) for o in run(engine, *params, prompt=prompt)]
 
@@ -216,7 +221,7 @@ def test_alone_in_a_batch_preempted_and_in_chunks(
         {"max_num_batched_tokens": 16},
         {"pipeline_depth": 2, "kv_tokens": 160},
         {"threads": 2, "enable_prefix_caching": False},
-        {"speculative_config": SpeculativeConfig(method="ngram", num_speculative_tokens=4, prompt_lookup_min=1)},
+        {"speculative_config": NGRAMS},
     ):
         other = LLMEngine(make_config(tiny_model, **{**same, **changes}))
         preempted = 0
