@@ -174,6 +174,14 @@ def test_requests_pin_within_the_quota_of_their_tenant(make_loop: Callable[..., 
     assert loop.received["c"].outputs[0].num_pinned_tokens == 0
 
 
+def test_two_pins_of_a_tenant_that_hold_nothing_expire(make_loop: Callable[..., Loop], clock: Clock) -> None:
+    """The only group's window is one token, so nothing before the next token is seen."""
+    loop = make_loop(windows=(1,))
+    run(loop, "a", [*SYSTEM, 10], pins=[CachePin(4, 1.0), CachePin(8, 1.0)])
+    clock.now += 2
+    assert steer(loop, ListPrefixes(1)).pins == []
+
+
 def test_evicting_takes_what_follows_and_what_only_led_there(make_loop: Callable[..., Loop]) -> None:
     loop = make_loop()
     run(loop, "a", [*SYSTEM, *range(10, 20)])  # 8 + 8, and a part

@@ -119,11 +119,10 @@ class PinTable:
         if pin is None:
             return False
         if pin.tenant is not None:
-            own = self._tenants[pin.tenant]
+            own = self._tenants.pop(pin.tenant, Counter())  # none where all its pins are of less than a block
             own.subtract(pin.names)
-            self._tenants[pin.tenant] = +own
-            if not self._tenants[pin.tenant]:
-                del self._tenants[pin.tenant]
+            if left := +own:
+                self._tenants[pin.tenant] = left
         released = []
         for name in reversed(pin.names):  # tail first, as the pool wants them
             self._wanted[name] -= 1
