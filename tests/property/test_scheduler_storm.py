@@ -10,7 +10,7 @@ from octavo.config import SchedulerConfig
 from octavo.core.fair import FairPolicy
 from octavo.core.policy import FcfsPolicy, Policy
 from octavo.core.priority import PriorityPolicy
-from octavo.messages import FinishReason, Tenant
+from octavo.messages import BeamSearch, FinishReason, Tenant
 from tests.core.checking_worker import VOCAB, ByPriority, Loop, SortedByPriority, cache_config, host_tier, make_request
 
 
@@ -48,6 +48,8 @@ def test_storm(depth: int, policy: type[Policy], chunked: bool, seed: int) -> No
     loop = make_loop(depth, policy, chunked, seed, tier)
     preemptions = cached = 0
     for number in range(80):
+        n = rng.choice([1, 1, 1, 2, 5, 12])
+        searches = seed in (1, 3, 5, 7) and rng.random() < 0.15
         prompt = rng.choice(texts)[: rng.randint(1, 40)] + [rng.randrange(VOCAB) for _ in range(rng.randint(0, 6))]
         loop.add(
             make_request(
@@ -57,15 +59,16 @@ def test_storm(depth: int, policy: type[Policy], chunked: bool, seed: int) -> No
                 salt=rng.choice([None, None, "a"]),
                 priority=rng.randrange(3),
                 tenant=Tenant(rng.choice("ab"), rng.choice([1.0, 3.0]), rng.choice([None, None, 2])),
-                max_tokens=rng.choice([1, 10, 40]),
-                prompt_logprobs=rng.choice([None, None, None, 0]),
-                n=rng.choice([1, 1, 1, 2, 5, 12]),
+                max_tokens=rng.choice([1, 10, 10 if searches else 40]),
+                prompt_logprobs=None if searches else rng.choice([None, None, None, 0]),
+                n=min(n, 5) if searches else n,
+                beam_search=BeamSearch(beam_width=rng.choice([5, 9])) if searches else None,
             )
         )
         if rng.random() < 0.1:
             loop.abort([rng.choice(list(loop.requests))])
         if rng.random() < 0.1:
-            loop.worker.failing.add(rng.choice(list(loop.requests)))
+            loop.worker.failing.add(rng.choice(list(loop.requests)) + rng.choice(["", "", "/2.1"]))
         if steps_raise and rng.random() < 0.3:
             loop.raising = rng.choice(["before", "after"])
         if seed in (4, 5, 8) and rng.random() < 0.1:
@@ -78,7 +81,7 @@ def test_storm(depth: int, policy: type[Policy], chunked: bool, seed: int) -> No
         assert received.finish_reason in set(FinishReason)
         if received.finish_reason is FinishReason.ERROR:
             first = request_id.split(".")[0] + ".0"  # until the prompt is computed, all samples fail with it
-            guilty = loop.worker.failing | loop.blamed
+            guilty = {name.split("/")[0] for name in loop.worker.failing} | loop.blamed  # a beam, all of its search
             assert request_id in guilty or (first in guilty and not received.tokens)
         preemptions += received.outputs[-1].num_preemptions
         cached += received.outputs[-1].num_cached_tokens
