@@ -1,8 +1,8 @@
 """Requests that engine cores died of, known again by what they ask for. Knows nothing of cores and callers.
 
 A request that kills the core is ended when it has done so twice. Its client may send it again, though, and each time
-would cost the server two of its restarts: so an equal one is not taken in until the deaths are as old as restarts that
-no longer count. Whatever is answered in full is above suspicion.
+would cost the server more of its restarts. So an equal one is not taken in, once it is to blame for certain, or was
+there at so many deaths that one more would end the server. Whatever is answered in full is above suspicion.
 """
 
 from __future__ import annotations
@@ -13,47 +13,60 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from octavo.config import SupervisorConfig
 from octavo.exceptions import DeadlyRequestError
 from octavo.messages import EngineCoreRequest, RequestOutputKind, Tenant
 
-MAX_DEATHS = 2
+LEAST_DEATHS = 2  # the first one can be anybody's
 
 
 class Quarantine:
-    """Deaths count for ``window`` seconds. ``clock`` gives seconds."""
+    """All of it is forgotten when it is as old as restarts that no longer count. ``clock`` gives seconds."""
 
-    def __init__(self, window: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._window, self._clock = window, clock
+    def __init__(self, config: SupervisorConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        self._window, self._most = config.core_restart_window, max(LEAST_DEATHS, config.max_core_restarts)
+        self._clock = clock
         self._deaths: dict[bytes, list[float]] = {}  # when, by what was asked for
+        self._guilty: dict[bytes, float] = {}  # since when
 
-    def blame(self, requests: Iterable[EngineCoreRequest]) -> None:
-        """A core has died while it had these, or of the one that this is; equal ones count once."""
-        self._forget()
+    def suspect(self, requests: Iterable[EngineCoreRequest]) -> None:
+        """A core has died while it had these; equal ones count once."""
+        now = self._clock()
+        self._forget(now)
         for key in {_key(request) for request in requests}:
-            self._deaths.setdefault(key, []).append(self._clock())
+            deaths = self._deaths.setdefault(key, [])
+            deaths.append(now)
+            if len(deaths) >= self._most:
+                self._guilty[key] = now
+
+    def convict(self, request: EngineCoreRequest) -> None:
+        """A core has died of this one."""
+        self._guilty[_key(request)] = self._clock()
 
     def clear(self, request: EngineCoreRequest) -> None:
         """It was answered in full."""
-        if self._deaths:
-            self._deaths.pop(_key(request), None)
+        if self._deaths or self._guilty:
+            key = _key(request)
+            self._deaths.pop(key, None)
+            self._guilty.pop(key, None)
 
     def check(self, request: EngineCoreRequest) -> None:
-        """Raises DeadlyRequestError for what cores have died of too often."""
-        if not self._deaths:
+        """Raises DeadlyRequestError for what is not to be taken in."""
+        if not self._guilty:
             return
-        self._forget()
-        deaths = self._deaths.get(_key(request), ())
-        if len(deaths) >= MAX_DEATHS:
-            left = deaths[-MAX_DEATHS] + self._window - self._clock()
+        now = self._clock()
+        self._forget(now)
+        if (since := self._guilty.get(_key(request))) is not None:
             raise DeadlyRequestError(
-                f"the engine core has died {len(deaths)} times while it computed a request like this one; it is not "
-                f"taken in again for {left:.0f} s"
+                f"the engine core died each time that it computed a request like this one; it is not taken in again "
+                f"for {since + self._window - now:.0f} s"
             )
 
-    def _forget(self) -> None:
-        since = self._clock() - self._window
+    def _forget(self, now: float) -> None:
+        since = now - self._window
         recent = {key: [when for when in deaths if when > since] for key, deaths in self._deaths.items()}
         self._deaths = {key: deaths for key, deaths in recent.items() if deaths}
+        self._guilty = {key: when for key, when in self._guilty.items() if when > since}
 
 
 def _key(request: EngineCoreRequest) -> bytes:

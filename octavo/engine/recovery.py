@@ -7,6 +7,7 @@ else                            ──▶ is computed again, its output held bac
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 
 from octavo.config import SupervisorConfig
@@ -16,6 +17,8 @@ from octavo.engine.quarantine import Quarantine
 from octavo.exceptions import DeadlyRequestError, EngineDeadError, EngineRestartingError, OctavoError
 from octavo.messages import RequestFault
 
+logger = logging.getLogger(__name__)
+
 End = Callable[[ParentRequest, type[OctavoError], RequestFault], None]
 
 
@@ -24,7 +27,7 @@ class Recovery:
 
     def __init__(self, config: SupervisorConfig, collectors: Mapping[ParentRequest, OutputCollector], end: End) -> None:
         self._collectors, self._end = collectors, end
-        self.quarantine = Quarantine(config.core_restart_window)
+        self.quarantine = Quarantine(config)
 
     @property
     def unfinished(self) -> list[ParentRequest]:
@@ -37,7 +40,10 @@ class Recovery:
         """
         again = []
         lost = [parent for parent in self.unfinished if parent.times_submitted]
-        self.quarantine.blame(parent.request for parent in lost if suspect is None or parent is suspect)
+        if suspect is None:
+            self.quarantine.suspect(parent.request for parent in lost)
+        elif suspect in lost:
+            self.quarantine.convict(suspect.request)
         for parent in lost:
             collector = self._collectors[parent]
             if collector.taken:
@@ -49,6 +55,9 @@ class Recovery:
             else:
                 collector.hold()  # what comes of it may be void once more
                 again.append(parent)
+        logger.warning(
+            "of %d requests that the core had, %d are to be computed again; the others ended", len(lost), len(again)
+        )
         return again
 
     def release(self) -> None:

@@ -127,14 +127,14 @@ async def test_a_request_that_kills_the_core_is_not_taken_in_again(make_engine: 
     for kind in (RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY):
         error = await outcome(engine, [6], **poison, output_kind=kind)
         assert isinstance(error, DeadlyRequestError)
-        assert "died 2 times while it computed a request like this one" in str(error)
+        assert "died each time that it computed a request like this one" in str(error)
     assert await outcome(engine, [5, 5]) == expected
     assert metric(engine, RESTARTS) == 2
 
 
 def test_quarantine_knows_requests_by_what_they_ask_for() -> None:
     now = [1000.0]
-    quarantine = Quarantine(300.0, lambda: now[0])
+    quarantine = Quarantine(SupervisorConfig(max_core_restarts=0), lambda: now[0])
 
     def request(name: str, prompt: int = 1, **changes: Any) -> EngineCoreRequest:
         fields: dict[str, Any] = {"priority": len(name), "cache_salt": name, "arrival_time": now[0]}
@@ -144,14 +144,20 @@ def test_quarantine_knows_requests_by_what_they_ask_for() -> None:
 
     for _ in range(2):
         quarantine.check(request("x"))
-        quarantine.blame([request("a", seed=3), request("b", seed=4), request("c", prompt=2)])  # equal ones count once
+        equal = [request("a", seed=3), request("b", seed=4)]  # count once
+        quarantine.suspect([*equal, request("c", prompt=2)])
         quarantine.clear(request("d", prompt=2, seed=9))
         now[0] += 50
-    with pytest.raises(DeadlyRequestError, match="not taken in again for 200 s"):
+    with pytest.raises(DeadlyRequestError, match="not taken in again for 250 s"):
         quarantine.check(request("y", output_kind=RequestOutputKind.FINAL_ONLY))
     quarantine.check(request("y", max_tokens=13))
     quarantine.check(request("y", prompt=2))
-    now[0] += 201
+    now[0] += 251
+    quarantine.check(request("y"))
+    quarantine.convict(request("z"))
+    with pytest.raises(DeadlyRequestError):
+        quarantine.check(request("y"))
+    quarantine.clear(request("z"))  # another one, that was under way already
     quarantine.check(request("y"))
 
 

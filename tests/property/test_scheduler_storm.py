@@ -10,7 +10,7 @@ from octavo.config import SchedulerConfig
 from octavo.core.fair import FairPolicy
 from octavo.core.policy import FcfsPolicy, Policy
 from octavo.core.priority import PriorityPolicy
-from octavo.messages import BeamSearch, FinishReason, Tenant
+from octavo.messages import BeamSearch, EngineCoreRequest, FinishReason, Tenant
 from tests.core.checking_worker import VOCAB, ByPriority, Loop, SortedByPriority, cache_config, host_tier, make_request
 
 
@@ -36,6 +36,24 @@ def make_loop(depth: int, policy: type[Policy], chunked: bool, seed: int, tier: 
     )
 
 
+def random_request(rng: random.Random, name: str, texts: list[list[int]], *, searches: bool) -> EngineCoreRequest:
+    """A prompt that begins like one of ``texts``; ``searches``: for beams."""
+    prompt = rng.choice(texts)[: rng.randint(1, 40)] + [rng.randrange(VOCAB) for _ in range(rng.randint(0, 6))]
+    n = rng.choice([1, 1, 1, 2, 5, 12])
+    return make_request(
+        name,
+        prompt,
+        eos=rng.random() < 0.2,
+        salt=rng.choice([None, None, "a"]),
+        priority=rng.randrange(3),
+        tenant=Tenant(rng.choice("ab"), rng.choice([1.0, 3.0]), rng.choice([None, None, 2])),
+        max_tokens=rng.choice([1, 10, 10 if searches else 40]),
+        prompt_logprobs=None if searches else rng.choice([None, None, None, 0]),
+        n=min(n, 5) if searches else n,
+        beam_search=BeamSearch(beam_width=rng.choice([5, 9])) if searches else None,
+    )
+
+
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("policy", [FcfsPolicy, PriorityPolicy, FairPolicy, ByPriority, SortedByPriority])
 @pytest.mark.parametrize("chunked", [True, False], ids=["chunked", "whole"])
@@ -48,23 +66,7 @@ def test_storm(depth: int, policy: type[Policy], chunked: bool, seed: int) -> No
     loop = make_loop(depth, policy, chunked, seed, tier)
     preemptions = cached = 0
     for number in range(80):
-        n = rng.choice([1, 1, 1, 2, 5, 12])
-        searches = seed in (1, 3, 5, 7) and rng.random() < 0.15
-        prompt = rng.choice(texts)[: rng.randint(1, 40)] + [rng.randrange(VOCAB) for _ in range(rng.randint(0, 6))]
-        loop.add(
-            make_request(
-                f"r{number}",
-                prompt,
-                eos=rng.random() < 0.2,
-                salt=rng.choice([None, None, "a"]),
-                priority=rng.randrange(3),
-                tenant=Tenant(rng.choice("ab"), rng.choice([1.0, 3.0]), rng.choice([None, None, 2])),
-                max_tokens=rng.choice([1, 10, 10 if searches else 40]),
-                prompt_logprobs=None if searches else rng.choice([None, None, None, 0]),
-                n=min(n, 5) if searches else n,
-                beam_search=BeamSearch(beam_width=rng.choice([5, 9])) if searches else None,
-            )
-        )
+        loop.add(random_request(rng, f"r{number}", texts, searches=seed in (1, 3, 5, 7) and rng.random() < 0.15))
         if rng.random() < 0.1:
             loop.abort([rng.choice(list(loop.requests))])
         if rng.random() < 0.1:

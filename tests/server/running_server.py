@@ -18,7 +18,7 @@ from tests import patient
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 120
-SETTLE_SECONDS = 30
+SETTLE_SECONDS = 60
 
 
 class RunningServer:

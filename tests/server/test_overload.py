@@ -29,7 +29,10 @@ ROUTES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_full_queue_is_a_429_that_says_when_to_come_back(route: str, stream: bool) -> None:
+async def test_a_full_queue_is_a_429_that_says_when_to_come_back(
+    route: str, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     engine = FakeEngine()
     engine.overload = OverloadedError("too much is waiting", reason="max_num_queued_reqs", retry_after=2.1)
     async with client_of(engine) as client:
@@ -41,6 +44,8 @@ async def test_a_full_queue_is_a_429_that_says_when_to_come_back(route: str, str
         assert error["type"] == ("rate_limit_error" if route == "/v1/messages" else "RateLimitError")
         engine.overload = OverloadedError("too much is waiting", reason="max_num_queued_reqs")
         assert (await client.post(route, json=ROUTES[route])).headers["retry-after"] == "1"
+        assert f"POST {route} 429" in caplog.text
+        assert "RateLimitError: max_num_queued_reqs" in caplog.text
         assert (await client.post("/tokenize", json={"prompt": "a"})).status_code == 200
         assert (await client.get("/health")).status_code == 200
         engine.overload = None

@@ -127,12 +127,14 @@ def error_response(
 def describe(error: BaseException) -> tuple[int, str, str | None]:
     """(status, message, param) of an exception. An unforeseen one is logged with the id that the message carries."""
     status, message, param = _describe(error)
-    _note(status, message, param)
+    _note(status, message, error.reason if isinstance(error, OverloadedError) else param)
     return status, message, param
 
 
 def _note(status: int, message: str, param: str | None) -> None:
-    """For the access log: what we say of our own failures; of refusals, which may quote the request, only the field."""
+    """For the access log: what we say of our own failures; of refusals, which may quote the request, only the field or
+    the limit, ``param``.
+    """
     kind = TYPES.get(status, "Error")
     note_cause(f"{kind}: {message}" if status >= 500 else f"{kind}: {param}" if param else kind)
 
