@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("octavo.server")
 
 GRACE = 5.0  # seconds after the drain in which the last answers may be read
-MANY_LOGPROBS = 1000  # of a token; the whole vocabulary takes the front end some 0.1 s a token
+MANY_LOGPROBS = 1000  # of a token; the whole vocabulary takes the front end some 50 ms a token
 KEEP_ALIVE = 60  # seconds that an idle connection stays open
 
 

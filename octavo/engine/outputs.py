@@ -6,12 +6,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import overload
 
+import msgspec
+
 from octavo.messages import RequestFault
 
 
-@dataclass(slots=True)
-class Logprob:
-    """One token at one position. ``rank`` is 1-based in the full vocabulary; ``logprob`` is finite."""
+class Logprob(msgspec.Struct, gc=False):
+    """One token at one position. ``rank`` is 1-based in the full vocabulary; ``logprob`` is finite.
+
+    There may be millions, of numbers and texts alone: the garbage collector need not walk them.
+    """
 
     logprob: float
     rank: int

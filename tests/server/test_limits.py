@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import threading
 from typing import Any, get_args
 
 import httpx
@@ -15,7 +16,7 @@ from octavo.config import ServerConfig
 from octavo.entrypoints.openai.app import build_app
 from octavo.entrypoints.openai.field_errors import describe_fields, shown
 from octavo.entrypoints.state import ServerState
-from tests.server.fake_engine import FakeEngine
+from tests.server.fake_engine import FakeEngine, FakeTokenizer
 
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 USER = {"role": "user", "content": "x"}
@@ -29,8 +30,8 @@ BODIES: dict[str, dict[str, Any]] = {
 TEXT, CHAT, MESSAGES, RESPONSES = list(BODIES)[:4]
 
 
-def client_of(config: ServerConfig | None = None) -> httpx.AsyncClient:
-    state = ServerState("m", engine=FakeEngine(), config=config or ServerConfig())  # type: ignore[arg-type]
+def client_of(config: ServerConfig | None = None, engine: FakeEngine | None = None) -> httpx.AsyncClient:
+    state = ServerState("m", engine=engine or FakeEngine(), config=config or ServerConfig())  # type: ignore[arg-type]
     return httpx.AsyncClient(transport=httpx.ASGITransport(build_app(state)), base_url="http://octavo")
 
 
@@ -277,3 +278,32 @@ def test_a_field_called_body_is_found() -> None:
     except ValueError as error:
         message, field = describe_fields(error.errors(), {"body": ["a"]})  # type: ignore[attr-defined]
     assert (message, field) == ('body[0]: must be an integer or true or false, got "a"', "body")
+
+
+class NotingTokenizer(FakeTokenizer):
+    """Notes on which thread tokens are spelt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: set[int] = set()
+
+    def token_bytes(self, token_id: int) -> bytes:
+        self.threads.add(threading.get_ident())
+        return super().token_bytes(token_id)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {**BODIES[CHAT], "logprobs": True, "top_logprobs": 5}),
+        (TEXT, {"prompt": "x", "logprobs": 5, "echo": True}),
+        (RESPONSES, {"input": "x", "top_logprobs": 5}),
+    ],
+)
+async def test_logprobs_of_whole_answers_are_written_beside_the_event_loop(path: str, body: dict[str, Any]) -> None:
+    engine, tokenizer = FakeEngine(), NotingTokenizer()
+    engine.tokenizer = tokenizer
+    async with client_of(engine=engine) as client:
+        assert (await client.post(path, json=body)).status_code == 200
+    assert tokenizer.threads
+    assert threading.get_ident() not in tokenizer.threads

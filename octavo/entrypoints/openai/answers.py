@@ -40,7 +40,7 @@ class RequestTimes(msgspec.Struct, frozen=True):
     tokens_per_second: float | None
 
 
-class TopLogprob(msgspec.Struct, frozen=True):
+class TopLogprob(msgspec.Struct, frozen=True, gc=False):
     token: str
     logprob: float
     bytes: list[int]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -21,7 +22,7 @@ from octavo.entrypoints.openai.answers import (
     FunctionCall,
     MessageDelta,
 )
-from octavo.entrypoints.openai.conversation import ChatEvent, Choice, Conversation, Logprobs, prepare
+from octavo.entrypoints.openai.conversation import ChatAnswer, ChatEvent, Choice, Conversation, Logprobs, prepare
 from octavo.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs
 from octavo.entrypoints.openai.openapi import describe_answer
 from octavo.entrypoints.openai.parsers.base import Content, Delta, Reasoning
@@ -66,6 +67,12 @@ def _logprobs(conversation: Conversation, token_ids: list[int], entries: Logprob
 
 async def _complete(conversation: Conversation) -> ChatCompletion:
     answer = await conversation.answer()
+    if conversation.request.logprobs or answer.prompt_logprobs is not None:  # there may be very many
+        return await asyncio.to_thread(_completion, conversation, answer)
+    return _completion(conversation, answer)
+
+
+def _completion(conversation: Conversation, answer: ChatAnswer) -> ChatCompletion:
     wants_ids = conversation.request.return_token_ids
     table = answer.prompt_logprobs
     return ChatCompletion(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
@@ -123,7 +125,9 @@ class CompletionAnswer:
         async with aclosing(self.generation.outputs()) as outputs:
             async for prompt_index, output in outputs:
                 for sample in output.outputs:
-                    choice = self._choice(prompt_index, output, sample, finish=True)
+                    work = functools.partial(self._choice, prompt_index, output, sample, finish=True)
+                    many = sample.logprobs is not None or output.prompt_logprobs is not None
+                    choice = await asyncio.to_thread(work) if many else work()
                     choices[choice.index] = choice
         whole = [choices[index] for index in sorted(choices)]
         return self._envelope(whole, self._usage(), self.generation.metrics())

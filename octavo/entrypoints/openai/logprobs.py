@@ -36,19 +36,23 @@ def chat_logprobs(
     ``as_ids`` writes each token as ``token_id:17`` instead of its text, which several may share.
     """
     content = []
+    spelt: dict[int, list[int]] = {}  # bytes of the tokens that came up
+
+    def raw(token_id: int) -> list[int]:
+        found = spelt.get(token_id)
+        if found is None:
+            found = spelt[token_id] = list(tokenizer.token_bytes(token_id))
+        return found
+
     for token_id, entry in zip(token_ids, entries, strict=True):
         others = _by_rank(entry)
         if ids:
             others = [pair for pair in others if pair[0] in ids]
         elif top != -1:
             others = others[:top] + [pair for pair in others[top:] if top and pair[0] == token_id]
-        listed = [
-            TopLogprob(_name(tokenizer, i, as_ids), max(lp.logprob, FLOOR), list(tokenizer.token_bytes(i)))
-            for i, lp in others
-        ]
+        listed = [TopLogprob(_name(tokenizer, i, as_ids), max(lp.logprob, FLOOR), raw(i)) for i, lp in others]
         own = max(entry[token_id].logprob, FLOOR)
-        name, raw = _name(tokenizer, token_id, as_ids), list(tokenizer.token_bytes(token_id))
-        content.append(TokenLogprob(name, own, raw, listed))
+        content.append(TokenLogprob(_name(tokenizer, token_id, as_ids), own, raw(token_id), listed))
     return ChatLogprobs(content)
 
 

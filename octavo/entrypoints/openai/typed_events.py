@@ -5,6 +5,9 @@ Streams send what the builder yields; whole answers are what it has become by th
 
 from __future__ import annotations
 
+import asyncio
+import functools
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from typing import Generic, Protocol, TypeVar
@@ -52,8 +55,11 @@ async def answer(
 async def _whole(conversation: Conversation, builder: Builder[Event]) -> object:
     async with aclosing(conversation.events()) as events:
         async for news in events:
-            for _ in builder.feed(news):
-                pass
+            work: Callable[[], object] = functools.partial(deque, builder.feed(news), maxlen=0)
+            if conversation.request.logprobs:  # there may be very many
+                await asyncio.to_thread(work)
+            else:
+                work()
     return builder.whole()
 
 
