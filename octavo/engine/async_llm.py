@@ -44,6 +44,7 @@ from octavo.exceptions import (
 )
 from octavo.messages import (
     CacheOrder,
+    CachePin,
     CacheReply,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -206,6 +207,8 @@ class AsyncLLM:
         timeout: float | None = None,
         arrival_time: float | None = None,
         place: Place | None = None,
+        cache_pins: Sequence[CachePin] = (),
+        wants_cache_report: bool = False,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Check the request now, and return its stream; it is submitted when iteration begins.
 
@@ -219,7 +222,7 @@ class AsyncLLM:
         DeadlineError, or QueueTimeError if the request has not begun.
         ``place`` or else ``tenant`` says whose it is. ``request_id`` is only echoed and may repeat. Text is tokenised
         here, with special tokens; pass token ids to choose otherwise. A consumer slower than the engine gets several
-        steps' outputs as one.
+        steps' outputs as one. ``cache_pins``, shortest first, are set as far as the tenant's quota goes.
         """
         self._check_alive()
         parsed = parse_prompt(prompt)
@@ -236,6 +239,8 @@ class AsyncLLM:
             request,
             tenant=self._tenants.tenant(place.load.tenant),
             deadline=None if seconds is None else request.arrival_time + seconds,
+            cache_pins=list(cache_pins),
+            wants_cache_report=wants_cache_report,
         )
         return self._stream(external_id, parsed.text, request, place)
 

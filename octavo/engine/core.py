@@ -153,6 +153,7 @@ class EngineCore:
 
     def steer(self, order: CacheOrder) -> CacheReply:
         """Do something with cached prefixes now. A fault of the order's is in the reply."""
+        self._stats_due = True
         return self._scheduler.steer(order)
 
     def has_work(self) -> bool:

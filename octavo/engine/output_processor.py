@@ -259,6 +259,8 @@ class OutputProcessor:
             metrics.queued_time = output.queued_time
         if output.scheduled_time is not None:
             metrics.scheduled_time = output.scheduled_time
+        if output.cache_miss is not None:
+            sample.parent.cache_miss = output.cache_miss
         metrics.num_preemptions = max(metrics.num_preemptions, output.num_preemptions)
         if not output.new_token_ids:
             return
@@ -269,6 +271,7 @@ class OutputProcessor:
         if metrics.last_token_time is None:
             metrics.first_token_time = now
             sample.num_cached_tokens = output.num_cached_tokens
+            sample.parent.num_pinned_tokens = output.num_pinned_tokens
             if sample.request.sample_index == 0:  # the prompt of all samples is computed once
                 iteration.num_prompt_tokens += len(sample.request.prompt_token_ids)
                 iteration.num_cached_tokens += output.num_cached_tokens

@@ -8,7 +8,7 @@ from typing import overload
 
 import msgspec
 
-from octavo.messages import RequestFault
+from octavo.messages import CacheMiss, RequestFault
 
 
 class Logprob(msgspec.Struct, gc=False):
@@ -127,3 +127,5 @@ class RequestOutput:
     prompt_logprobs: PromptLogprobs | None = None
     metrics: RequestMetrics | None = None
     num_cached_tokens: int = 0
+    num_pinned_tokens: int = 0  # up to which its ``cache_pins`` could be set
+    cache_miss: CacheMiss | None = None  # where it was asked for

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from octavo.engine.outputs import CompletionOutput, PromptLogprobs, RequestMetrics, RequestOutput
-from octavo.messages import EngineCoreRequest, RequestOutputKind
+from octavo.messages import CacheMiss, EngineCoreRequest, RequestOutputKind
 from octavo.utils.logs import current_request_id
 
 
@@ -32,6 +32,8 @@ class ParentRequest:
         self.request = request  # for the core
         self.children = request.samples()  # what comes back
         self.prompt_logprobs: PromptLogprobs | None = None  # of the one prompt of all samples
+        self.num_pinned_tokens = 0
+        self.cache_miss: CacheMiss | None = None
         self.longest_sample = 0  # tokens, of the samples that have ended
         self.times_submitted = 0  # to an engine core
         self._sink = sink
@@ -77,5 +79,7 @@ class ParentRequest:
                 prompt_logprobs=prompt_logprobs,
                 metrics=metrics,
                 num_cached_tokens=num_cached_tokens,
+                num_pinned_tokens=self.num_pinned_tokens,
+                cache_miss=self.cache_miss,
             )
         )

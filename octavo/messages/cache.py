@@ -15,8 +15,9 @@ from octavo.messages.fault import RequestFault
 class CacheMiss(msgspec.Struct, frozen=True, array_like=True):
     """Why no more of a prompt was found than ``num_found`` tokens.
 
-    ``complete``: all that can be reused was. ``differs``: a cached prompt goes on otherwise from token ``position``.
-    ``ends``: what is cached ends there. ``new``: nothing cached begins like it. ``off``: the request reads no cache.
+    ``complete``: all whole blocks that can be reused were. ``differs``: a cached prompt goes on otherwise from token
+    ``position``. ``ends``: what is cached ends there. ``new``: nothing cached begins like it. ``off``: the request
+    reads no cache.
     """
 
     kind: Literal["complete", "differs", "ends", "new", "off"]

@@ -20,6 +20,7 @@ from octavo.messages import (
     RestorePrefix,
     SavePrefixes,
     SetPin,
+    Tenant,
 )
 from tests.core.checking_worker import Loop, cache_config, host_tier, make_request
 
@@ -245,3 +246,39 @@ def test_pins_keep_what_windows_see(make_loop: Callable[..., Loop], windows: tup
     for _ in range(3):
         flood(loop, 12)
     assert run(loop, "b", prompt) == 16
+
+
+def why(loop: Loop, name: str, prompt: list[int], **more: object) -> tuple[str, int, int]:
+    run(loop, name, prompt, report=True, **more)
+    miss = loop.received[name].outputs[0].cache_miss
+    assert miss is not None
+    assert all(output.cache_miss is None for output in loop.received[name].outputs[1:]), "told once"
+    return miss.kind, miss.num_found, miss.position
+
+
+def test_why_a_prompt_missed(make_loop: Callable[..., Loop]) -> None:
+    loop = make_loop()
+    long = [*SYSTEM, *range(10, 22)]
+    assert why(loop, "a", long) == ("new", 0, 0)
+    assert why(loop, "b", long) == ("complete", 16, 16), "the last block is needed for its logits"
+    assert why(loop, "c", [*SYSTEM, 10, 11, 9, 9, 9]) == ("differs", 8, 10)
+    assert why(loop, "d", [3, 1, 4, 2, 2, 2]) == ("differs", 0, 3)
+    assert why(loop, "e", [*long, *range(5)]) == ("ends", 20, 20)
+    assert why(loop, "f", [7, *SYSTEM]) == ("new", 0, 0)
+    assert why(loop, "g", [1, 2, 3]) == ("complete", 0, 0), "less than a block"
+    assert why(loop, "h", long, prompt_logprobs=0) == ("off", 0, 0)
+    run(loop, "i", long)
+    assert loop.received["i"].outputs[0].cache_miss is None, "nobody asked"
+
+
+def test_a_report_tells_nothing_of_others(make_loop: Callable[..., Loop]) -> None:
+    loop = make_loop()
+    long = [*SYSTEM, *range(10, 22)]
+    run(loop, "theirs", long, tenant=Tenant("a"))
+    almost = [*SYSTEM, 10, 11, 9, 9, 9]
+    assert why(loop, "mine", almost, tenant=Tenant("b")) == ("ends", 8, 8), (
+        "whole blocks are shared, and no more is said"
+    )
+    assert why(loop, "guess", [3, 1, 4, 2, 2, 2], tenant=Tenant("b")) == ("new", 0, 0)
+    assert why(loop, "own", almost, tenant=Tenant("a")) == ("complete", 12, 12)
+    assert why(loop, "salted", [3, 1, 4, 2, 2, 2], tenant=Tenant("a"), salt="s") == ("new", 0, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import anthropic
+import httpx
 import pytest
 
 from tests.server.running_server import RunningServer
@@ -72,10 +73,11 @@ def test_more_tokens_than_the_context_holds_are_as_many_as_it_holds(client: anth
     assert usage.input_tokens + (usage.cache_read_input_tokens or 0) + usage.output_tokens == 512
 
 
-def test_cache_control_changes_nothing(client: anthropic.Anthropic) -> None:
+def test_cache_control_changes_no_answer(client: anthropic.Anthropic, server: RunningServer) -> None:
     block: Any = {"type": "text", "text": FRANCE["content"], "cache_control": {"type": "ephemeral"}}
     marked = client.messages.create(messages=[{"role": "user", "content": [block]}], **ASKED)
     assert text_of(marked) == text_of(client.messages.create(messages=[FRANCE], **ASKED))
+    httpx.delete(f"{server.url}/v1/cache").raise_for_status()  # the pin with it
 
 
 def test_models(client: anthropic.Anthropic) -> None:

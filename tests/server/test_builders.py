@@ -17,6 +17,7 @@ from octavo.entrypoints.openai.conversation import ChatEvent
 from octavo.entrypoints.openai.generation import UsageCounter
 from octavo.entrypoints.openai.parsers.base import Content, Delta, Reasoning, ToolCallDelta
 from octavo.entrypoints.openai.responses.builder import ResponseBuilder
+from octavo.messages import CachePin
 
 ECHO = {
     **{"instructions": None, "max_output_tokens": None, "parallel_tool_calls": True, "reasoning": {}, "user": None},
@@ -34,6 +35,7 @@ class Talk:
     created: int = 1
     request: Any = None
     tokenizer: Any = None
+    cache_pins: tuple[CachePin, ...] = ()
     counter: UsageCounter = field(default_factory=lambda: UsageCounter([7], 5, {0: 3}))
 
 

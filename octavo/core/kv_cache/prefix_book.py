@@ -160,14 +160,14 @@ class PrefixBook:
         """
         size, hashes = self._block_size, request.hashes(self._block_size)
         index = num_found // size
-        while index < len(hashes) and hashes[index] in self._rows:
-            index += 1
+        if index == request.num_reusable_tokens // size:
+            return CacheMiss("complete", num_found, num_found)
+        if hashes[index] in self._rows:  # some of its blocks are, not all that the next token sees
+            return CacheMiss("ends", num_found, num_found)
         parent, rest = hashes[index - 1] if index else None, request.token_ids[index * size : (index + 1) * size]
         others = [self._rows[child] for child in self._children.get(parent, ())]
         own = [_common(row.token_ids, rest) for row in others if self._may_know(row, request)]
         position = index * size + max(own, default=0)
-        if position >= request.num_tokens:
-            return CacheMiss("complete", num_found, position)
         if position == 0:
             return CacheMiss("new", num_found, position)
         return CacheMiss("differs" if own else "ends", num_found, position)

@@ -8,15 +8,31 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
+
+from octavo.entrypoints.openai.answers import CacheReport
+
+
+class CacheCreation(msgspec.Struct, frozen=True, kw_only=True):
+    """Prompt tokens computed now that ``cache_control`` keeps, by how long."""
+
+    ephemeral_5m_input_tokens: int = 0
+    ephemeral_1h_input_tokens: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.ephemeral_5m_input_tokens + self.ephemeral_1h_input_tokens
 
 
 class MessageUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """``input_tokens`` are those that were computed: what came from the cache is counted beside them."""
+    """The prompt's tokens are the sum of three: read from the cache, computed and kept by ``cache_control``, others."""
 
     input_tokens: int
-    cache_creation_input_tokens: int = 0  # nothing is charged for
+    cache_creation_input_tokens: int
+    cache_creation: CacheCreation
     cache_read_input_tokens: int
     output_tokens: int
+    cache_report: CacheReport | UnsetType = UNSET  # on request
 
 
 class TextContent(msgspec.Struct, tag_field="type", tag="text"):

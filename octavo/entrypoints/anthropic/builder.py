@@ -17,6 +17,7 @@ from msgspec import Struct
 from pydantic_core import from_json
 
 from octavo.entrypoints.anthropic.answers import (
+    CacheCreation,
     Content,
     ContentBlockDelta,
     ContentBlockStart,
@@ -38,6 +39,7 @@ from octavo.entrypoints.anthropic.answers import (
 )
 from octavo.entrypoints.openai.conversation import ChatEvent, Conversation
 from octavo.entrypoints.openai.parsers.base import Delta, Reasoning, ToolCallDelta
+from octavo.entrypoints.openai.prompt_map import TTLS
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -99,11 +101,24 @@ class MessageBuilder:
     def _usage(self) -> MessageUsage:
         usage = self._conversation.counter.usage()
         cached = usage.prompt_tokens_details.cached_tokens
+        creation = self._creation(cached)
         return MessageUsage(
-            input_tokens=usage.prompt_tokens - cached,
+            input_tokens=usage.prompt_tokens - cached - creation.total,
+            cache_creation_input_tokens=creation.total,
+            cache_creation=creation,
             cache_read_input_tokens=cached,
             output_tokens=usage.completion_tokens,
+            cache_report=usage.prompt_tokens_details.cache_report,
         )
+
+    def _creation(self, cached: int) -> CacheCreation:
+        """The tokens up to the last pin that were not ``cached``, each counted by the first pin that it is under."""
+        tokens, done = dict.fromkeys(TTLS.values(), 0), cached
+        for end, ttl in ((pin.num_tokens, pin.ttl) for pin in self._conversation.cache_pins):
+            kept = min(end, self._conversation.counter.num_pinned)
+            tokens[ttl] += max(0, kept - done)
+            done = max(done, kept)
+        return CacheCreation(ephemeral_5m_input_tokens=tokens[TTLS["5m"]], ephemeral_1h_input_tokens=tokens[TTLS["1h"]])
 
     # ---- blocks
 

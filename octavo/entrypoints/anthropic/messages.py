@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from octavo.entrypoints.anthropic.answers import MessageAnswer, TokensCount
 from octavo.entrypoints.anthropic.builder import MessageBuilder
-from octavo.entrypoints.anthropic.protocol import NAMES, CountTokensRequest, MessagesRequest, to_chat
+from octavo.entrypoints.anthropic.protocol import NAMES, CountTokensRequest, MessagesRequest, read_messages, to_chat
 from octavo.entrypoints.openai.conversation import prepare
 from octavo.entrypoints.openai.errors import anthropic_error_body, describe
 from octavo.entrypoints.openai.openapi import describe_answer
@@ -32,8 +32,9 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
     budget = chat_formats(state).default.think_end is not None
     note_ignored(request, body.ignored(budget=budget))
     with renamed(NAMES):
+        marks = read_messages(body).marks()
         chat = to_chat(body, budget=budget)
-        conversation = await prepare(state, engine, chat, id_prefix="msg_", clamp_output=True)
+        conversation = await prepare(state, engine, chat, id_prefix="msg_", clamp_output=True, marks=marks)
     builder = MessageBuilder(conversation, body.max_tokens)
     return await answer(request, conversation, builder, stream=bool(body.stream), encode=_encode, on_error=_error_event)
 

@@ -1,16 +1,15 @@
-"""The requests of /v1/messages, and how they become chat requests.
-
-``cache_control`` is accepted everywhere and changes nothing: every prefix is cached anyway.
-"""
+"""The requests of /v1/messages, and how they become chat requests."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from octavo.entrypoints.openai.bounded import Messages, Parts, StopStrings
+from octavo.entrypoints.openai.prompt_map import Breakpoint, Marks, check_number, read_ttl
 from octavo.entrypoints.openai.protocol import ChatRequest, unknown_fields
 from octavo.entrypoints.openai.translate import chat_request
 from octavo.exceptions import ValidationError
@@ -24,11 +23,11 @@ REFUSED = {
 INERT: tuple[Any, ...] = (None, [], {})
 # accepted without effect
 IGNORED = frozenset(
-    {"betas", "cache_control", "diagnostics", "inference_geo", "metadata", "service_tier", "speed"}
-    | {"user_profile_id", "workspace_id"}
+    {"betas", "diagnostics", "inference_geo", "metadata", "service_tier", "speed"} | {"user_profile_id", "workspace_id"}
 )
 # sampling fields of vLLM that mean here what they mean in chat
 PASSED_ON = (
+    "return_cache_report",
     *("cache_salt", "chat_template_kwargs", "frequency_penalty", "ignore_eos", "logit_bias", "min_p", "min_tokens"),
     *("presence_penalty", "priority", "repetition_penalty", "request_id", "seed", "stop_token_ids", "timeout"),
 )
@@ -160,7 +159,7 @@ class MessagesRequest(CountTokensRequest):
 
     def ignored(self, *, budget: bool) -> list[str]:
         """The fields that nobody knows; ``budget`` as in :func:`to_chat`."""
-        known = IGNORED.union(REFUSED, PASSED_ON)
+        known = IGNORED.union(REFUSED, PASSED_ON, {"cache_control"})
         found = unknown_fields(self, known, ("output_config", "thinking", "tool_choice"))
         if self.thinking is not None and self.thinking.budget_tokens is not None and not budget:
             found.append("thinking.budget_tokens")
@@ -176,7 +175,7 @@ def to_chat(request: CountTokensRequest, *, budget: bool = False) -> ChatRequest
     for name, reason in REFUSED.items():
         if not any(extra.get(name) is value or extra.get(name) == value for value in INERT):
             raise ValidationError(f"{name} is not supported: {reason}", parameter=name)
-    messages = _messages(request)
+    messages = read_messages(request).messages
     prefilled = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
     choice, config = request.tool_choice, request.output_config
     fields: dict[str, Any] = {
@@ -241,36 +240,81 @@ def _tool_choice(choice: ToolChoice) -> Any:
     return {"type": "function", "function": {"name": choice.name}}
 
 
-def _messages(request: CountTokensRequest) -> list[dict[str, Any]]:
-    """Chat messages: the system prompt first, a message of role tool for each tool_result."""
-    messages: list[dict[str, Any]] = []
+@dataclass
+class Transcript:
+    """Chat messages: the system prompt first, a message of role tool for each tool_result.
+
+    ``names``: what the client calls each of them; ``breakpoints``: what ``cache_control`` asks for, in its order.
+    """
+
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    breakpoints: list[Breakpoint] = field(default_factory=list)
+
+    def add(self, message: dict[str, Any], name: str) -> None:
+        self.messages.append(message)
+        self.names.append(name)
+
+    def mark(self, value: Any, where: str, *, inside: bool = False) -> None:
+        """A ``cache_control`` (or None): up to the end of the last message, or of what is ``inside`` it so far."""
+        ttl = read_ttl(value, where + ".cache_control" if where else "cache_control")
+        if ttl is not None:
+            end = len(self.messages[-1]["content"]) if inside else None
+            self.breakpoints.append(Breakpoint(len(self.messages) - 1, end, ttl))
+
+    def marks(self) -> Marks:
+        """Raises ValidationError for too many breakpoints."""
+        check_number(self.breakpoints)
+        return Marks(self.breakpoints, self.names)
+
+
+def read_messages(request: CountTokensRequest) -> Transcript:
+    """Raises ValidationError."""
+    said = Transcript()
     if request.system:
-        messages.append({"role": "system", "content": _text(request.system)})
+        said.add({"role": "system", "content": _text(request.system)}, "system")
+        length = 0
+        for number, block in enumerate(request.system if isinstance(request.system, list) else ()):
+            length += len(block.text) + (number > 0)
+            ttl = read_ttl(_control(block), f"system[{number}].cache_control")
+            if ttl is not None:
+                said.breakpoints.append(Breakpoint(0, length, ttl))
     if not request.messages:
         raise ValidationError("messages must not be empty", parameter="messages")
     for index, message in enumerate(request.messages):
+        name = f"messages[{index}]"
         if isinstance(message.content, str):
-            messages.append({"role": message.role, "content": message.content})
+            said.add({"role": message.role, "content": message.content}, name)
         elif message.role == "assistant":
-            messages.append(_assistant(message.content, index))
+            _assistant(message.content, name, said)
         else:
-            messages += _said(message.role, message.content, index)
-    return messages
+            _said(message.role, message.content, name, said)
+    for index, tool in enumerate(request.tools or ()):
+        ttl = read_ttl(_control(tool), f"tools[{index}].cache_control")
+        if ttl is not None:  # templates write tools behind the system prompt, or before the first message
+            said.breakpoints.append(Breakpoint(0, None if request.system else 0, ttl))
+    said.mark((request.model_extra or {}).get("cache_control"), "")
+    return said
+
+
+def _control(block: BaseModel) -> Any:
+    return (block.model_extra or {}).get("cache_control")
 
 
 def _text(content: str | list[TextBlock]) -> str:
     return content if isinstance(content, str) else "\n".join(block.text for block in content)
 
 
-def _misplaced(index: int, role: str, block: Block) -> ValidationError:
+def _misplaced(name: str, role: str, block: Block) -> ValidationError:
     kind = getattr(block, "type", "?")
-    return ValidationError(f"messages[{index}]: a block of type {kind} cannot be the {role}'s", parameter="messages")
+    return ValidationError(f"{name}: a block of type {kind} cannot be the {role}'s", parameter="messages")
 
 
-def _assistant(blocks: list[Any], index: int) -> dict[str, Any]:
+def _assistant(blocks: list[Any], name: str, said: Transcript) -> None:
     """One assistant message: its text, its thinking, its calls."""
     turn: dict[str, Any] = {"role": "assistant"}
-    for block in blocks:
+    said.add(turn, name)
+    for number, block in enumerate(blocks):
         if isinstance(block, TextBlock):
             turn["content"] = turn.get("content", "") + block.text
         elif isinstance(block, ThinkingBlock):
@@ -279,24 +323,25 @@ def _assistant(blocks: list[Any], index: int) -> dict[str, Any]:
             called = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
             turn.setdefault("tool_calls", []).append({"id": block.id, "type": "function", "function": called})
         elif not isinstance(block, RedactedThinkingBlock):  # nobody here can read those
-            raise _misplaced(index, "assistant", block)
-    return turn
+            raise _misplaced(name, "assistant", block)
+        said.mark(_control(block), f"{name}.content[{number}]", inside=isinstance(block, TextBlock))
 
 
-def _said(role: str, blocks: list[Any], index: int) -> list[dict[str, Any]]:
+def _said(role: str, blocks: list[Any], name: str, said: Transcript) -> None:
     """The messages of a user's turn, in its order: texts in a row are one message, each tool result is one."""
-    messages: list[dict[str, Any]] = []
-    for block in blocks:
+    own: list[dict[str, Any]] = []
+    for number, block in enumerate(blocks):
         if isinstance(block, TextBlock):
-            if messages and messages[-1]["role"] == role:
-                messages[-1]["content"] += "\n" + block.text
+            if own and own[-1]["role"] == role:
+                own[-1]["content"] += "\n" + block.text
             else:
-                messages.append({"role": role, "content": block.text})
+                own.append({"role": role, "content": block.text})
+                said.add(own[-1], name)
         elif isinstance(block, ToolResultBlock) and role == "user":
-            result = {"role": "tool", "tool_call_id": block.tool_use_id, "content": _text(block.content or "")}
-            messages.append(result)
+            own.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": _text(block.content or "")})
+            said.add(own[-1], name)
         else:
-            raise _misplaced(index, role, block)
-    if not messages:
-        raise ValidationError(f"messages[{index}]: content must not be empty", parameter="messages")
-    return messages
+            raise _misplaced(name, role, block)
+        said.mark(_control(block), f"{name}.content[{number}]", inside=isinstance(block, TextBlock))
+    if not own:
+        raise ValidationError(f"{name}: content must not be empty", parameter="messages")

@@ -8,8 +8,22 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 
+class CacheReport(msgspec.Struct, frozen=True):
+    """Why no more of the prompt came from the cache: ``reason`` is differs, ends, new, complete or off.
+
+    ``token`` is where, counted from 0; ``message`` the message that it is in, of a conversation.
+    """
+
+    reason: str
+    cached_tokens: int
+    token: int | None
+    message: str | None
+    detail: str
+
+
 class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
+    cache_report: CacheReport | UnsetType = UNSET  # on request
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True):

@@ -20,6 +20,7 @@ from octavo.entrypoints.openai.answer_constraint import answer_constraint
 from octavo.entrypoints.openai.answers import RequestTimes
 from octavo.entrypoints.openai.generation import Generation, UsageCounter, response_id
 from octavo.entrypoints.openai.parsers.base import Content, Delta, Reasoning, ToolCallDelta
+from octavo.entrypoints.openai.prompt_map import Marks, PromptMap, chat_marks
 from octavo.entrypoints.openai.prompts import ChatPrompt, ChatSetup, chat_setup, encode_chat, output_budget, truncate
 from octavo.entrypoints.openai.protocol import ChatRequest
 from octavo.entrypoints.openai.reading import PLAIN, Reader, Reading, reader_for, thinking_is_open
@@ -33,7 +34,7 @@ from octavo.messages import ThinkingTokens
 if TYPE_CHECKING:
     from octavo.engine.async_llm import AsyncLLM
     from octavo.engine.outputs import CompletionOutput, Logprob
-    from octavo.messages import SamplingParams
+    from octavo.messages import CachePin, SamplingParams
     from octavo.tokenizer.base import Tokenizer
 
 __all__ = ["ChatAnswer", "ChatEvent", "Choice", "Content", "Conversation", "Delta"]
@@ -138,6 +139,11 @@ class Conversation:
         return self._generation.tokenizer
 
     @property
+    def cache_pins(self) -> Sequence[CachePin]:
+        """What of the prompt the request wishes to be kept."""
+        return self._generation.cache_pins
+
+    @property
     def prompt_token_ids(self) -> list[int]:
         return self._generation.prompts[0]
 
@@ -211,12 +217,14 @@ async def prepare(
     *,
     id_prefix: str = "chatcmpl-",
     clamp_output: bool = False,
+    marks: Marks | None = None,
 ) -> Conversation:
     """Check everything and render the prompt. Raises ValidationError naming the field, before an answer has begun.
 
     Raises OverloadedError before any work, or once the size is known.
 
     With ``clamp_output`` the answer may have as many tokens as the context has room for, when more were asked for.
+    ``marks`` are those of the messages themselves unless the client spoke of others.
     """
     engine.check_queue(current_tenant())
     field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
@@ -224,6 +232,7 @@ async def prepare(
     if requested is not None and requested < 1:
         raise ValidationError(f"{field} must be at least 1, got {requested}", parameter=field)
     limit = engine.info.max_model_len
+    marks = marks or chat_marks(request.messages)
     setup = await chat_setup(state, request)
     prompt = await encode_chat(
         engine.tokenizer,
@@ -252,7 +261,9 @@ async def prepare(
         )
         check_weight(params, num_prompts=1)
         params = _for_reading(params, request, setup, prompt)
-        generation = await Generation.begin(state, request, [token_ids], [params], response_id=identity)
+        parts = PromptMap(engine.tokenizer, request, setup, prompt, marks, len(token_ids))
+        more = {"cache_pins": await parts.pins(), "explain": parts.report}
+        generation = await Generation.begin(state, request, [token_ids], [params], response_id=identity, **more)
     role = request.messages[-1].role if request.continue_final_message else state.chat_config.response_role
     return Conversation(generation, request, prompt.text, reader_for(request, setup, prompt), role)
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -14,18 +14,26 @@ from typing import TYPE_CHECKING, Any
 from msgspec import UNSET, UnsetType
 
 from octavo.entrypoints.access import current_caller
-from octavo.entrypoints.openai.answers import CompletionTokensDetails, PromptTokensDetails, RequestTimes, Usage
+from octavo.entrypoints.openai.answers import (
+    CacheReport,
+    CompletionTokensDetails,
+    PromptTokensDetails,
+    RequestTimes,
+    Usage,
+)
 from octavo.entrypoints.openai.constraints import named_by
 from octavo.entrypoints.openai.deadlines import arrival_time, shortest
+from octavo.entrypoints.openai.prompt_map import cache_report
 from octavo.entrypoints.openai.protocol import GenerationRequest
 from octavo.entrypoints.openai.sampling import check_logprobs
 from octavo.entrypoints.request_ids import current_request_id
 from octavo.entrypoints.state import ServerState
 from octavo.entrypoints.tenants import current_tenant
+from octavo.exceptions import ValidationError
 
 if TYPE_CHECKING:
     from octavo.engine.outputs import RequestMetrics, RequestOutput
-    from octavo.messages import SamplingParams
+    from octavo.messages import CacheMiss, CachePin, SamplingParams
 
 
 async def merge(streams: Sequence[AsyncIterator[Any]]) -> AsyncGenerator[tuple[int, Any], None]:
@@ -71,16 +79,19 @@ class UsageCounter:
     prompt_lengths: list[int]
     completion_tokens: int = 0
     cached: dict[int, int] = field(default_factory=dict)
+    num_pinned: int = 0  # tokens up to which the prompt's pins could be set
+    cache_report: CacheReport | UnsetType = UNSET
     reasoning_tokens: int | None = None  # over all children that have ended; None where the model cannot think
 
     def add(self, prompt_index: int, output: RequestOutput) -> None:
         """Count ``output``, whose token ids are new ones."""
         self.completion_tokens += sum(len(choice.token_ids) for choice in output.outputs)
         self.cached[prompt_index] = output.num_cached_tokens
+        self.num_pinned = output.num_pinned_tokens
 
     def usage(self) -> Usage:
         prompt = sum(self.prompt_lengths)
-        details = PromptTokensDetails(sum(self.cached.values()))
+        details = PromptTokensDetails(sum(self.cached.values()), self.cache_report)
         thinking = UNSET if self.reasoning_tokens is None else CompletionTokensDetails(self.reasoning_tokens)
         return Usage(prompt, self.completion_tokens, prompt + self.completion_tokens, details, thinking)
 
@@ -118,7 +129,12 @@ class Generation:
         params: list[SamplingParams],
         *,
         response_id: str,
+        cache_pins: Sequence[CachePin] = (),
+        explain: Callable[[CacheMiss], CacheReport] = cache_report,
     ) -> None:
+        """``explain`` may take its time: it is called in a thread of its own, if the report was asked for."""
+        if request.return_cache_report and len(prompts) > 1:
+            raise ValidationError("return_cache_report needs a single prompt", parameter="return_cache_report")
         self._state, self._engine = state, state.ready_engine()
         tenant, explicit = current_tenant(), request.names_max_tokens
         params = [self._engine.bound(one, tenant, explicit=explicit, priority=request.priority) for one in params]
@@ -129,13 +145,15 @@ class Generation:
         self.system_fingerprint = state.system_fingerprint
         self.n = params[0].n
         self.counter = UsageCounter([len(prompt) for prompt in prompts])
+        self.cache_pins, self._explain = cache_pins, explain
         self._times: RequestMetrics | None = None
         # what the client chose may repeat, what the engine is told must not: an abort is for this one alone
         self._engine_id = f"{response_id}-{uuid.uuid4().hex[:12]}"
         timeout = shortest(request.timeout)
         places = self._engine.reserve(prompts, params, tenant, timeout)
         more: dict[str, Any] = {"timeout": timeout, "priority": request.priority, "cache_salt": request.cache_salt}
-        more["arrival_time"] = arrival_time.get()
+        more |= {"arrival_time": arrival_time.get(), "cache_pins": cache_pins}
+        more["wants_cache_report"] = bool(request.return_cache_report)
         self._streams = [
             self._engine.generate(prompt, one, request_id=self._engine_id, place=place, **more)
             for prompt, one, place in zip(prompts, params, places, strict=True)
@@ -151,11 +169,12 @@ class Generation:
         params: list[SamplingParams],
         *,
         response_id: str,
+        **more: Any,
     ) -> Generation:
         """The generation, once what constrains its text has been compiled, which never holds up the event loop."""
         with named_by(request):
             await state.ready_engine().check_constraint(params[0])  # all prompts of a request share it
-            return cls(state, request, prompts, params, response_id=response_id)
+            return cls(state, request, prompts, params, response_id=response_id, **more)
 
     async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """(prompt index, output) as they come; closing it aborts what still runs. Raises RequestError if one fails."""
@@ -167,6 +186,8 @@ class Generation:
                         self.counter.add(0, output)
                         self._log.add(0, output)
                         self._times = output.metrics
+                        if output.cache_miss is not None and self.counter.cache_report is UNSET:
+                            self.counter.cache_report = await asyncio.to_thread(self._explain, output.cache_miss)
                         yield 0, output
                 return
             async with aclosing(merge(self._streams)) as merged:
@@ -199,7 +220,8 @@ class Generation:
     def stream_usage(self) -> tuple[bool, bool]:
         """(a usage chunk at the end, usage in every chunk). Metrics come with the last chunk, so they ask for it."""
         options = self.request.stream_options
-        forced = self._state.config.enable_force_include_usage or self.wants_metrics
+        asked = self.wants_metrics or bool(self.request.return_cache_report)
+        forced = self._state.config.enable_force_include_usage or asked
         running = bool(options and options.include_usage and options.continuous_usage_stats)
         return forced or bool(options and options.include_usage), running
 

@@ -124,6 +124,7 @@ class GenerationRequest(BaseModel):
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = False
     return_metrics: bool | None = False
+    return_cache_report: bool | None = False
     priority: int = 0
     timeout: float | None = None  # seconds
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
