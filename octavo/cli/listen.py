@@ -15,6 +15,8 @@ from octavo.exceptions import ConfigError
 
 BACKLOG = 2048
 MOST_FILES = 65536
+ACCEPTS = 32  # connections that are taken from the queue at once
+OTHER_FILES = 160  # that the process must be able to open: its core's sockets, also of the next core, and ACCEPTS
 
 
 def allow_many_connections() -> None:
@@ -24,6 +26,12 @@ def allow_many_connections() -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def max_connections() -> int:
+    """How many connections may be open: beyond that, a dead core could not be replaced for want of files."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST_FILES if soft == resource.RLIM_INFINITY else max(soft - OTHER_FILES, soft // 2)
 
 
 def bind(config: ServerConfig) -> socket.socket:

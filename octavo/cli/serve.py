@@ -132,9 +132,17 @@ class Serving:
             def capture_signals(self) -> Iterator[None]:
                 yield  # signals are Serving's
 
+            async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+                await super().startup(sockets)
+                for one in sockets or ():
+                    one.listen(listen.BACKLOG)  # asyncio has made it as short as what it accepts at once
+
         config = uvicorn.Config(
             build_app(self.state),
-            http=timed_protocol(self.server_config.request_timeout, self.server_config.slow_client_timeout),
+            http=timed_protocol(
+                self.server_config.request_timeout, self.server_config.slow_client_timeout, listen.max_connections()
+            ),
+            backlog=listen.ACCEPTS,
             h11_max_incomplete_event_size=self.server_config.h11_max_incomplete_event_size,
             log_config=None,
             log_level="warning",

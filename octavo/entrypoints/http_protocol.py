@@ -3,14 +3,15 @@
     connection or first byte ── headers complete ── body complete        each within ``request_timeout``
     a write that the client takes nothing of for ``slow_client_timeout``  ends the connection
 
-uvicorn's own protocol waits for ever in all of these. What is no HTTP, or has too large headers, gets an error body
-too. Knows nothing of what is asked.
+uvicorn's own protocol waits for ever in all of these. A connection beyond ``max_connections`` is refused with 503. What
+is no HTTP, or has too large headers, gets an error body too. Knows nothing of what is asked.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import sys
 from http import HTTPStatus
 from typing import Any, Literal
@@ -25,10 +26,12 @@ _uvicorns = logging.getLogger("octavo.http")  # its warnings tell less than our 
 _uvicorns.setLevel(logging.ERROR)
 
 
-def timed_protocol(request_timeout: float, slow_client_timeout: float) -> type[H11Protocol]:
-    """The protocol class with these limits in seconds; 0 is no limit."""
+def timed_protocol(
+    request_timeout: float, slow_client_timeout: float, max_connections: float = math.inf
+) -> type[H11Protocol]:
+    """The protocol class with these limits, those of time in seconds; 0 s is no limit."""
     limits = {"request_timeout": request_timeout, "slow_client_timeout": slow_client_timeout}
-    return type("TimedProtocol", (TimedProtocol,), limits)
+    return type("TimedProtocol", (TimedProtocol,), limits | {"max_connections": max_connections})
 
 
 class TimedProtocol(H11Protocol):
@@ -36,6 +39,7 @@ class TimedProtocol(H11Protocol):
 
     request_timeout = 0.0
     slow_client_timeout = 0.0
+    max_connections = math.inf
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -46,7 +50,10 @@ class TimedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._await("headers")
+        if len(self.connections) > self.max_connections:
+            self._refuse(503, f"the server has {self.max_connections} connections open, as many as it can")
+        else:
+            self._await("headers")
 
     @property
     def _peer(self) -> str:

@@ -63,16 +63,16 @@ def app() -> App:
     return App()
 
 
-@pytest_asyncio.fixture
-async def connect(app: App) -> AsyncIterator[Connect]:
-    """Connections to a server with short limits. At the end it has no connection left."""
+@contextlib.asynccontextmanager
+async def serving(app: App, protocol: type[asyncio.Protocol]) -> AsyncIterator[Connect]:
+    """Connections to a server. At the end it has no connection left."""
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    config = uvicorn.Config(app, http=timed_protocol(LIMIT, LIMIT), log_config=None, lifespan="off")
+    config = uvicorn.Config(app, http=protocol, log_config=None, lifespan="off")
     config.h11_max_incomplete_event_size = 65536
     server = uvicorn.Server(config)
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    task = asyncio.create_task(server.serve(sockets=[listener]))
 
     async def open_connection() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", port, limit=65536)
@@ -82,7 +82,39 @@ async def connect(app: App) -> AsyncIterator[Connect]:
         while server.server_state.connections:
             await asyncio.sleep(0.01)
     server.should_exit = True
-    await serving
+    await task
+
+
+@pytest_asyncio.fixture
+async def connect(app: App) -> AsyncIterator[Connect]:
+    """Connections with short limits."""
+    async with serving(app, timed_protocol(LIMIT, LIMIT)) as open_connection:
+        yield open_connection
+
+
+async def test_one_connection_too_many(app: App) -> None:
+    """It is told so, and the others are not disturbed; when one of them ends, there is room."""
+    post = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nab"
+    async with serving(app, timed_protocol(0, 0, 3)) as connect:
+        opened = [await connect() for _ in range(3)]
+        for reader, writer in [*opened, *opened]:
+            writer.write(post)
+            assert (await reader.readuntil(b"0\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        reader, writer = await connect()
+        refused = await reader.read()
+        assert refused.startswith(b"HTTP/1.1 503 ")
+        assert b"has 3 connections open" in refused
+        writer.close()
+        opened.pop()[1].close()
+        answer = b""
+        while not answer.startswith(b"HTTP/1.1 200 "):  # until the server has seen the end of the third
+            writer.close()
+            reader, writer = await connect()
+            with contextlib.suppress(ConnectionError):
+                writer.write(post)
+                answer = await reader.readline()
+        for _, one in [*opened, (reader, writer)]:
+            one.close()
 
 
 async def test_a_connection_that_says_nothing(connect: Connect) -> None:
