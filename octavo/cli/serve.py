@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import threading
@@ -244,6 +245,8 @@ class Serving:
         if path is None:
             return
         try:
+            if os.path.exists(path) and not os.path.isfile(path):
+                raise ConfigError(f"tenants = {path!r}: no regular file, so it cannot be read again")
             self._tenants = read_tenants(path)
         except ConfigError as error:
             logger.error("the tenants stay as they were: %s", error)

@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import secrets
+import stat
 import time
 from collections.abc import Iterable
 from contextvars import ContextVar
@@ -85,6 +86,8 @@ class KeyRing:
             return
         self._stamp, self._looked = self._look(), time.monotonic()
         try:
+            if os.path.exists(self._path) and not os.path.isfile(self._path):
+                raise self._fault("it is no regular file any more, or never was, and cannot be read again")
             callers = self._read()
         except ConfigError as error:
             logger.error("the API keys stay as they were: %s", error)
@@ -105,6 +108,8 @@ class KeyRing:
             found = os.stat(self._path)
         except OSError:
             return None
+        if not stat.S_ISREG(found.st_mode):
+            return None  # a pipe, as of <(command), is read once: nobody may write to it again
         return found.st_mtime_ns, found.st_size, found.st_ino
 
     def _read(self) -> dict[bytes, Caller]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,27 @@ def test_the_key_file_is_followed(
     assert (name("k9"), name("k1")) == (None, "ann")
     assert not any(key in caplog.text for key in ("k1", "k9", "some words", "fixed"))
     assert "line 2" in caplog.text
+
+
+def test_keys_from_a_pipe_are_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """To open it again would wait for ever for somebody to write."""
+    monkeypatch.setattr(access, "RECHECK_SECONDS", 0.0)
+    path = tmp_path / "keys"
+    os.mkfifo(path)
+    writer = threading.Thread(target=path.write_text, args=("ann:k1\n",))
+    writer.start()
+    ring = KeyRing(ServerConfig(api_key_file=str(path)))
+    writer.join()
+    for _ in range(2):
+        caller = ring.find([b"k1"])
+        assert caller is not None
+        assert caller.name == "ann"
+    assert caplog.text == ""
+    ring.reload()
+    assert ring.find([b"k1"]) is not None
+    assert "no regular file" in caplog.text
 
 
 @pytest.mark.parametrize("content", [None, b"", b"a b\n", b"\xff\n", b"x\nx\n"])
