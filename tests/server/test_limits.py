@@ -307,3 +307,22 @@ async def test_logprobs_of_whole_answers_are_written_beside_the_event_loop(path:
         assert (await client.post(path, json=body)).status_code == 200
     assert tokenizer.threads
     assert threading.get_ident() not in tokenizer.threads
+
+
+STRICT: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("/v1/completions", {"prompt": "x"}, {"user": "u", "session_id": "s"}),
+    ("/v1/chat/completions", BODIES[CHAT], {"user": "u", "session_id": "s"}),
+    ("/v1/responses", {"input": "x"}, {"service_tier": "auto", "reasoning": {"effort": "low"}}),
+    ("/v1/responses/input_tokens", {"input": "x"}, {"max_output_tokens": 3, "seed": 1}),
+    ("/tokenize", {"prompt": "x"}, {"add_special_tokens": True}),
+    ("/detokenize", {"tokens": [97]}, {"model": "m"}),
+]
+
+
+async def test_a_strict_server_refuses_unknown_fields() -> None:
+    async with client_of(ServerConfig(strict=True)) as client:
+        for path, base, known in STRICT:
+            assert (await client.post(path, json={**base, **known})).status_code == 200, path
+            error = (await client.post(path, json={**base, "temprature": 1})).json()["error"]
+            assert (error["code"], error["param"]) == (400, "temprature")
+            assert "--strict" in error["message"]

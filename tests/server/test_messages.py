@@ -18,8 +18,8 @@ from tests.server.fake_engine import FakeEngine, ToolTokenizer
 USER: Any = {"role": "user", "content": "hi"}
 
 
-def client_of(engine: FakeEngine, *keys: str) -> anthropic.AsyncAnthropic:
-    config = ServerConfig(api_key=keys)
+def client_of(engine: FakeEngine, *keys: str, strict: bool = False) -> anthropic.AsyncAnthropic:
+    config = ServerConfig(api_key=keys, strict=strict)
     app = build_app(ServerState("m", engine=engine, config=config))  # type: ignore[arg-type]
     http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app))
     return anthropic.AsyncAnthropic(base_url="http://octavo", api_key="k", max_retries=0, http_client=http)
@@ -206,3 +206,12 @@ async def test_a_budget_of_thinking(bounded: bool) -> None:
     assert ignored == ["output_config.size", "thinking.colour", *([] if bounded else ["thinking.budget_tokens"])]
     assert params.thinking_token_budget == (7 if bounded else None)
     assert params.thinking == (ThinkingTokens(start=5, end=6) if bounded else None)
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+async def test_a_strict_server_refuses_unknown_fields(path: str) -> None:
+    body = {"model": "m", "max_tokens": 3, "messages": [USER], "metadata": {"user_id": "u"}, "seed": 1}
+    async with client_of(FakeEngine(), strict=True) as client:
+        await client.post(path, body=body, cast_to=dict[str, Any])
+        with pytest.raises(anthropic.BadRequestError, match=r"'temprature'.*--strict"):
+            await client.post(path, body={**body, "temprature": 1}, cast_to=dict[str, Any])

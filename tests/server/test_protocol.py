@@ -351,16 +351,6 @@ async def test_ignored_fields_are_named_in_a_header(client: httpx.AsyncClient, s
     assert shown.endswith("f019, and 480 more")
 
 
-async def test_a_strict_server_refuses_them(engine: FakeEngine) -> None:
-    state = ServerState("m", engine=engine, config=ServerConfig(strict=True))  # type: ignore[arg-type]
-    async with client_of(state) as client:
-        for path, base in (("/v1/completions", {"prompt": "x"}), ("/v1/chat/completions", CHAT)):
-            assert (await client.post(path, json={**base, "user": "u", "session_id": "s"})).status_code == 200
-            error = (await client.post(path, json={**base, "temprature": 1})).json()["error"]
-            assert (error["code"], error["param"]) == (400, "temprature")
-            assert "--strict" in error["message"]
-
-
 async def test_fields_reach_the_engine(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     fields: dict[str, Any] = {
         "bad_words": ["no"],

@@ -45,6 +45,7 @@ async def count_tokens(body: CountTokensRequest, request: Request) -> Response:
     state = server_state(request)
     state.ready_engine()
     state.check_model(body.model)
+    note_ignored(request, body.ignored(budget=True))
     with renamed(NAMES):
         chat = to_chat(body)
         tokens = await chat_token_ids(state, chat.messages, chat)

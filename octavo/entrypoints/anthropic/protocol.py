@@ -146,6 +146,14 @@ class CountTokensRequest(BaseModel):
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
 
+    def ignored(self, *, budget: bool) -> list[str]:
+        """The fields that nobody knows, here or where messages are made; ``budget`` as in :func:`to_chat`."""
+        known = IGNORED.union(REFUSED, PASSED_ON, {"cache_control"}, MessagesRequest.model_fields)
+        found = unknown_fields(self, known, ("output_config", "thinking", "tool_choice"))
+        if self.thinking is not None and self.thinking.budget_tokens is not None and not budget:
+            found.append("thinking.budget_tokens")
+        return found
+
 
 class MessagesRequest(CountTokensRequest):
     """POST /v1/messages."""
@@ -156,14 +164,6 @@ class MessagesRequest(CountTokensRequest):
     temperature: float | None = Field(None, ge=0, le=1)
     top_p: float | None = None
     top_k: int | None = None
-
-    def ignored(self, *, budget: bool) -> list[str]:
-        """The fields that nobody knows; ``budget`` as in :func:`to_chat`."""
-        known = IGNORED.union(REFUSED, PASSED_ON, {"cache_control"})
-        found = unknown_fields(self, known, ("output_config", "thinking", "tool_choice"))
-        if self.thinking is not None and self.thinking.budget_tokens is not None and not budget:
-            found.append("thinking.budget_tokens")
-        return found
 
 
 def to_chat(request: CountTokensRequest, *, budget: bool = False) -> ChatRequest:

@@ -10,8 +10,8 @@ from starlette.responses import Response
 from octavo.entrypoints.openai.answers import Detokenized, Tokenized
 from octavo.entrypoints.openai.openapi import describe_answer
 from octavo.entrypoints.openai.prompts import chat_token_ids, encode
-from octavo.entrypoints.openai.protocol import DetokenizeRequest, TokenizeRequest
-from octavo.entrypoints.openai.routing import JsonRoute, server_state
+from octavo.entrypoints.openai.protocol import DetokenizeRequest, TokenizeRequest, unknown_fields
+from octavo.entrypoints.openai.routing import JsonRoute, note_ignored, server_state
 from octavo.entrypoints.openai.sse import json_response
 from octavo.exceptions import ValidationError
 from octavo.tokenizer.base import Tokenizer
@@ -28,6 +28,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     state = server_state(request)
     engine = state.ready_engine()
     state.check_model(body.model)
+    note_ignored(request, unknown_fields(body, (), ()))
     if (body.prompt is None) == (body.messages is None):
         raise ValidationError("give exactly one of prompt and messages", parameter="prompt")
     special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
@@ -50,6 +51,7 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     state = server_state(request)
     engine = state.ready_engine()
     state.check_model(body.model)
+    note_ignored(request, unknown_fields(body, (), ()))
     size = engine.info.vocab_size
     for token in body.tokens:
         if not 0 <= token < size:

@@ -145,6 +145,11 @@ class InputRequest(BaseModel):
     reasoning: ReasoningConfig | None = None
     truncation: Literal["disabled", "auto"] | None = None
 
+    def unknown(self) -> list[str]:
+        """The fields that nobody knows, here or where responses are made."""
+        known = IGNORED.union(REFUSED, PASSED_ON, ResponsesRequest.model_fields)
+        return unknown_fields(self, known, ("reasoning", "text", "tool_choice"))
+
 
 class ResponsesRequest(InputRequest):
     """POST /v1/responses."""
@@ -162,11 +167,6 @@ class ResponsesRequest(InputRequest):
     @property
     def wants_logprobs(self) -> bool:
         return bool(self.top_logprobs) or "message.output_text.logprobs" in (self.include or [])
-
-    def unknown(self) -> list[str]:
-        """The fields that nobody knows."""
-        known = IGNORED.union(REFUSED, PASSED_ON)
-        return unknown_fields(self, known, ("reasoning", "text", "tool_choice"))
 
 
 def to_chat(request: InputRequest) -> ChatRequest:

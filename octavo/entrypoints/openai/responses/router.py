@@ -49,6 +49,7 @@ async def count_input_tokens(body: InputRequest, request: Request) -> Response:
     state = server_state(request)
     state.ready_engine()
     state.check_model(body.model)
+    note_ignored(request, body.unknown())
     with renamed(NAMES):
         chat = to_chat(body)
         tokens = await chat_token_ids(state, chat.messages, chat)
