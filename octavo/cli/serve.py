@@ -151,6 +151,8 @@ class Serving:
             lifespan="off",
             ws="none",
             server_header=False,
+            proxy_headers=bool(self.server_config.forwarded_allow_ips),
+            forwarded_allow_ips=list(self.server_config.forwarded_allow_ips),
             headers=[("x-content-type-options", "nosniff")],
             timeout_keep_alive=KEEP_ALIVE,
             timeout_graceful_shutdown=int(GRACE),

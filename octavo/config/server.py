@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass
 
@@ -15,6 +16,11 @@ class ServerConfig:
     host: str = option("127.0.0.1", "address to listen on (0.0.0.0: every interface)")
     port: int = option(8000, "port to listen on")
     uds: str | None = option(None, "path of a Unix socket to listen on, instead of host and port")
+    forwarded_allow_ips: tuple[str, ...] = option(
+        (),
+        "addresses or networks of proxies, e.g. 127.0.0.1 or 10.0.0.0/8, whose X-Forwarded-For names clients for the "
+        "log; may be repeated (default: none)",
+    )
     root_path: str = option("", "path before every route, which a proxy may take away or leave, e.g. /llm")
     ssl_certfile: str | None = option(None, "PEM file with the certificate and its chain: serve HTTPS")
     ssl_keyfile: str | None = option(None, "PEM file with the certificate's key (default: in the certificate's file)")
@@ -96,6 +102,8 @@ class ServerConfig:
         self._check_tls()
         path = self.root_path
         _require(not path or bool(re.fullmatch(r"(/[\w.~-]+)+", path)), "root_path", path, "like /llm, or empty")
+        for address in self.forwarded_allow_ips:
+            _require(_is_network(address), "forwarded_allow_ips", address, "addresses or networks")
         for host in self.allowed_hosts:
             known = bool(re.fullmatch(r"\*|(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", host))
             _require(known, "allowed_hosts", host, "names without ports, like llm.example or *.example, or *")
@@ -115,3 +123,11 @@ class ServerConfig:
         _require(
             needs, "ssl_cert_reqs", self.ssl_cert_reqs, "0 without ssl_ca_certs, for no certificate could be checked"
         )
+
+
+def _is_network(text: str) -> bool:
+    try:
+        ipaddress.ip_network(text)
+    except ValueError:
+        return False
+    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import itertools
 import json
@@ -127,6 +128,31 @@ async def test_what_is_multiplied_has_a_bound(field: str, more: dict[str, Any]) 
         assert "at most" in error["message"]
         few = {**more, "n": 1, "prompt": "x", "logprobs": None, "prompt_logprobs": None}
         assert (await client.post(TEXT, json=few)).status_code == 200
+
+
+@pytest.mark.parametrize(("keys", "most"), [((), 32), (("k", "other"), 8)])
+async def test_bodies_that_are_kept_have_a_bound_together(keys: tuple[str, ...], most: int) -> None:
+    """What nobody reads of a body stays in memory while its answer is made."""
+    engine, limit = FakeEngine(delay=0.02), 100_000
+    large = json.dumps({"prompt": "x", "max_tokens": 30, "metadata": "y" * 90_000}).encode()
+    async with client_of(ServerConfig(api_key=keys, max_body_bytes=limit), engine=engine) as client:
+
+        async def ask(body: bytes, key: str = "k") -> httpx.Response:
+            headers = {"content-type": "application/json", "x-api-key": key}
+            return await client.post(TEXT, content=body, headers=headers)
+
+        asked = [asyncio.create_task(ask(large)) for _ in range(most * limit // len(large) + 5)]
+        while engine.running < most * limit // len(large):
+            await asyncio.sleep(0.01)
+        assert (await ask(b'{"prompt": "x", "max_tokens": 1}')).status_code == 200
+        if keys:
+            assert (await ask(large, "other")).status_code == 200
+        answers = await asyncio.gather(*asked)
+        refused = [answer for answer in answers if answer.status_code != 200]
+        assert [answer.status_code for answer in refused] == [429] * 5
+        assert f"at most {most * limit} are kept" in refused[0].json()["error"]["message"]
+        assert "retry-after" in refused[0].headers
+        assert (await ask(large)).status_code == 200
 
 
 @pytest.mark.parametrize(

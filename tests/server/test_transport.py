@@ -145,6 +145,8 @@ def test_a_wrong_certificate_stops_the_start(tmp_path: Path, content: Any) -> No
         ({"enable_docs_page": True, "disable_fastapi_docs": True}, "enable_docs_page"),
         ({"max_body_bytes": 10}, "max_body_bytes"),
         ({"h11_max_header_count": 0}, "h11_max_header_count"),
+        ({"forwarded_allow_ips": ("proxy",)}, "forwarded_allow_ips"),
+        ({"forwarded_allow_ips": ("10.0.0.1/8",)}, "forwarded_allow_ips"),
     ],
 )
 def test_what_cannot_be_configured(fields: dict[str, Any], name: str) -> None:
@@ -218,6 +220,14 @@ def test_a_port_that_is_taken_says_what_to_do() -> None:
             listen.bind(ServerConfig(port=port))
     with pytest.raises(ConfigError, match=r"no\.such\.host\.invalid"):
         listen.bind(ServerConfig(host="no.such.host.invalid"))
+
+
+@pytest.mark.parametrize(("flags", "client"), [([], "127.0.0.1"), (["--forwarded-allow-ips", "127.0.0.1"], "9.9.9.9")])
+def test_clients_names_are_taken_from_proxies_that_are_named(smollm2_path: str, flags: list[str], client: str) -> None:
+    with running_server(smollm2_path, *FLAGS, *flags) as server:
+        server.wait_until_ready()
+        httpx.get(f"{server.url}/version", headers={"x-forwarded-for": "9.9.9.9"})
+        assert server.wait_for_line(r"/version 200 \d+ ms ([\d.]+)") == client
 
 
 def test_who_can_reach_it() -> None:

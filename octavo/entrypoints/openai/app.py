@@ -14,6 +14,7 @@ from octavo.entrypoints.access_log import AccessLog
 from octavo.entrypoints.anthropic import messages
 from octavo.entrypoints.hosts import HostGuard, host_names
 from octavo.entrypoints.openai import chat, completions, models, render, requests, tokenize
+from octavo.entrypoints.openai.body_budget import BodyBudget
 from octavo.entrypoints.openai.deadlines import TimeoutHeader
 from octavo.entrypoints.openai.draining import DrainGuard
 from octavo.entrypoints.openai.errors import AnthropicErrorBody, ErrorBody, install_error_handlers
@@ -31,6 +32,7 @@ ROUTERS = (
 )
 
 
+BODIES_KEPT = 32  # of the largest size
 OPEN_PATHS = frozenset({"/health", "/ping"})  # no key, ever: platforms ask whether the server lives
 
 
@@ -51,6 +53,8 @@ def build_app(state: ServerState) -> FastAPI:
     app.include_router(messages.router, responses=failures(AnthropicErrorBody))
     install_error_handlers(app)
     install_openapi(app, guarded=state.keys.guarded, root_path=config.root_path)
+    kept = BODIES_KEPT * config.max_body_bytes
+    app.add_middleware(BodyBudget, total=kept, share=kept // 4 if state.keys.guarded else kept)
     app.add_middleware(
         KeyGuard, keys=state.keys, open_paths=OPEN_PATHS | ({"/metrics"} if config.public_metrics else set())
     )
