@@ -1,6 +1,6 @@
 """Tokens per second with n-gram speculation and without, where answers repeat their prompts and where they do not.
 
-    python benchmarks/speculation.py [--model M] [--streams 1 8] [--rounds 3] [--threads 2]
+    python benchmarks/speculation.py [--model M] [--streams 1 2] [--rounds 3] [--threads 2]
 
 Both engines are loaded, and take turns. ``edit``: a function to be written down again with one name changed; ``quote``:
 passages to be repeated; ``story``: free text. Greedy, 128 tokens. Answers must be equal, else it stops.
@@ -96,11 +96,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--cache-dir")
-    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--num-speculative-tokens", type=int, default=4)
-    parser.add_argument("--disable-by-batch-size", type=int, default=4)
+    parser.add_argument("--disable-by-batch-size", type=int, default=2)
     args = parser.parse_args()
     common: dict[str, Any] = {"model": args.model, "cache_dir": args.cache_dir, "threads": args.threads}
     common |= {"max_model_len": 2048, "max_num_seqs": 16, "kv_cache_memory": "512MiB"}

@@ -137,7 +137,7 @@ class SpeculativeConfig:
     num_speculative_tokens: int  # most tokens ahead
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
-    disable_by_batch_size: int = 4  # nothing is tried in a step of more requests than this
+    disable_by_batch_size: int = 2  # nothing is tried in a step of more requests than this
 
     def __post_init__(self) -> None:
         known = get_args(SpeculativeMethod)
@@ -218,7 +218,16 @@ class SchedulerConfig:
     @property
     def most_speculating(self) -> int:
         """Most requests of a step that tries drafts."""
-        return 0 if self.speculative_config is None else self.speculative_config.disable_by_batch_size
+        speculative = self.speculative_config
+        return 0 if speculative is None else min(speculative.disable_by_batch_size, self.max_num_seqs)
+
+    @property
+    def most_sampled(self) -> int:
+        """Most tokens that a step samples."""
+        if self.speculative_config is None:
+            return self.max_num_seqs
+        each = 1 + self.speculative_config.num_speculative_tokens
+        return max(self.max_num_seqs, min(self.most_speculating * each, self.step_tokens))
 
     @property
     def step_tokens(self) -> int:

@@ -19,8 +19,6 @@ from octavo.model_loader import ModelOutline
 from octavo.platforms.cpu import address_space_room, available_memory
 from octavo.program import Program
 from octavo.utils.units import format_bytes
-from octavo.worker.spec_decode.drafter import max_sampled_rows
-from octavo.worker.spec_decode.registry import make_drafter
 
 # Rows of logits that a pass may hold for prompt logprobs, besides one per sequence: this many, and this many bytes.
 PROMPT_ROWS = 128
@@ -70,19 +68,13 @@ def make_limits(program: Program, config: EngineConfig, max_model_len: int, num_
     prompt_rows = max(1, min(PROMPT_ROWS, PROMPT_ROW_BYTES // (4 * program.vocab_size)))
     return Limits(
         max_tokens=config.scheduler.step_tokens,
-        max_rows=_sampled_rows(config) + prompt_rows,
+        max_rows=config.scheduler.most_sampled + prompt_rows,
         max_seqs=config.scheduler.max_num_seqs,
         max_blocks_per_seq=-(-max_model_len // config.cache.block_size),
         num_blocks=num_blocks,
         block_size=config.cache.block_size,
         kv_dtype=config.cache.kv_dtype,
     )
-
-
-def _sampled_rows(config: EngineConfig) -> int:
-    """Most tokens that a step samples."""
-    drafter = make_drafter(config.scheduler.speculative_config)
-    return max_sampled_rows(config.scheduler.max_num_seqs, config.scheduler.step_tokens, drafter)
 
 
 def plan_memory(model: ModelOutline, backend: Backend, config: EngineConfig, machine: Machine) -> MemoryPlan:
@@ -138,7 +130,7 @@ def _sampling_bytes(config: EngineConfig, vocab_size: int) -> int:
     """If each sampled row of logits is changed and masked, and gives as many logprobs as it may."""
     most = config.sampling.max_logprobs
     num_logprobs = 1 + (vocab_size if most < 0 else min(most, vocab_size))
-    return _sampled_rows(config) * (4 * vocab_size + vocab_size // 8 + num_logprobs * LOGPROB)
+    return config.scheduler.most_sampled * (4 * vocab_size + vocab_size // 8 + num_logprobs * LOGPROB)
 
 
 def _requests_bytes(config: EngineConfig, kv: KVCacheSpec, longest: int) -> int:

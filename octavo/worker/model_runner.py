@@ -38,7 +38,7 @@ from octavo.worker.request_states import RequestStates
 from octavo.worker.sample.constraints import Constraints
 from octavo.worker.sample.rows import masked, sample_rows
 from octavo.worker.siblings import sibling_rows
-from octavo.worker.spec_decode.drafter import Drafter, NullDrafter, max_sampled_rows
+from octavo.worker.spec_decode.drafter import Drafter, NullDrafter
 
 PREPARING = "preparing its input"
 NO_TOKEN: dict[int, RequestError | ValidationError] = {
@@ -74,7 +74,9 @@ class ModelRunner:
         logprobs_mode: LogprobsMode = "raw_logprobs",
         grammars: GrammarBank | None = None,
         drafter: Drafter | None = None,
+        max_sampled: int | None = None,
     ) -> None:
+        """``max_sampled``: most tokens that a step samples; None: one for each of ``limits.max_seqs``."""
         self._runnable = runnable
         self._logprobs_mode: LogprobsMode = logprobs_mode
         self._sampler = runnable if isinstance(runnable, RowSampler) else None
@@ -82,7 +84,7 @@ class ModelRunner:
             (0, vocab_size), np.float32
         )  # rows for processors to change; kept, for new pages cost
         self._drafter: Drafter = drafter or NullDrafter()
-        self._max_prompt_rows = limits.max_rows - max_sampled_rows(limits.max_seqs, limits.max_tokens, self._drafter)
+        self._max_prompt_rows = limits.max_rows - (max_sampled or limits.max_seqs)
         self._states = RequestStates(limits.max_seqs, max_model_len, vocab_size)
         self._constraints = Constraints(grammars)
         self._tables = BlockTables(limits.max_seqs, limits.max_blocks_per_seq, limits.block_size, num_kv_groups)

@@ -92,6 +92,7 @@ class Worker:
             logprobs_mode=self._config.sampling.logprobs_mode,
             grammars=self._grammars,
             drafter=self._drafter,
+            max_sampled=self._config.scheduler.most_sampled,
         )
         self._loaded = None
         release_free_memory()

@@ -57,7 +57,7 @@ class Prophet:
     texts: ClassVar[list[list[int]]] = []
 
     def __init__(self, config: SpeculativeConfig) -> None:
-        self.num_tokens = config.num_speculative_tokens
+        self._num_tokens = config.num_speculative_tokens
 
     def propose(self, states: RequestStates, request_ids: Iterable[str]) -> dict[str, list[int]]:
         drafts = {}
@@ -66,7 +66,7 @@ class Prophet:
                 continue
             tokens = states.tokens(row).tolist()
             count = len(tokens)
-            draft = next((t[count : count + self.num_tokens] for t in self.texts if t[:count] == tokens), [])
+            draft = next((t[count : count + self._num_tokens] for t in self.texts if t[:count] == tokens), [])
             wrong = [(count % 3 == 0 and i == 0) or (count + i) % 5 == 0 for i in range(len(draft))]
             if draft:
                 drafts[request_id] = [(t + 1) % VOCAB if bad else t for t, bad in zip(draft, wrong, strict=True)]

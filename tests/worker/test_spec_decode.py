@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.config import SpeculativeConfig
+from octavo.config import SchedulerConfig, SpeculativeConfig
 from octavo.exceptions import ConfigError
 from octavo.messages import SamplingParams
-from octavo.worker.spec_decode.drafter import NullDrafter, max_sampled_rows
+from octavo.worker.spec_decode.drafter import NullDrafter
 from octavo.worker.spec_decode.methods.ngram import NgramDrafter
 from octavo.worker.spec_decode.registry import DRAFTERS, make_drafter
 from tests.worker.test_model_runner import OUTPUT, PARAMS, PROMPTS, result_of, run_alone
@@ -66,14 +66,26 @@ def test_without_a_method_there_are_no_drafts() -> None:
     drafter = make_drafter(None)
     assert isinstance(drafter, NullDrafter)
     assert drafter.propose(make_runner()._states, ["r"]) == {}
-    assert max_sampled_rows(8, 100, drafter) == 8
-    assert max_sampled_rows(8, 100, ngram(4, 1, 1)) == 40
-    assert max_sampled_rows(8, 30, ngram(4, 1, 1)) == 30
+
+
+def test_logits_are_kept_for_every_draft_of_a_step() -> None:
+    def most(sequences: int, tokens: int, batch: int, drafts: int = 4) -> int:
+        speculative = SpeculativeConfig(method="ngram", num_speculative_tokens=drafts, disable_by_batch_size=batch)
+        return SchedulerConfig(
+            max_num_seqs=sequences, max_num_batched_tokens=tokens, speculative_config=speculative
+        ).most_sampled
+
+    assert SchedulerConfig(max_num_seqs=8).most_sampled == 8
+    assert most(64, 256, 2) == 64
+    assert most(8, 256, 2) == 10
+    assert most(8, 256, 100) == 40  # there are no more sequences
+    assert most(8, 30, 100) == 30
 
 
 def test_every_method_has_a_drafter() -> None:
     for method in DRAFTERS:
-        assert make_drafter(SpeculativeConfig(method=method, num_speculative_tokens=2)).num_tokens == 2  # type: ignore[arg-type]
+        config = SpeculativeConfig(method=method, num_speculative_tokens=2)  # type: ignore[arg-type]
+        assert not isinstance(make_drafter(config), NullDrafter)
     with pytest.raises(ConfigError, match=r"eagle.*ngram"):
         SpeculativeConfig(method="eagle", num_speculative_tokens=2)  # type: ignore[arg-type]
 

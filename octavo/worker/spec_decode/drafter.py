@@ -12,12 +12,10 @@ from octavo.worker.request_states import RequestStates
 
 
 class Drafter(Protocol):
-    """Asked once a step. ``num_tokens`` is the length of its longest draft."""
-
-    num_tokens: int
+    """Asked once a step."""
 
     def propose(self, states: RequestStates, request_ids: Iterable[str]) -> dict[str, list[int]]:
-        """For those of ``request_ids`` that have a row and for which it has a guess: 1 to ``num_tokens`` token ids.
+        """For those of ``request_ids`` that have a row and for which it has a guess: one token id or more.
 
         They would follow the request's last known token. Changes nothing in ``states``.
         """
@@ -27,12 +25,5 @@ class Drafter(Protocol):
 class NullDrafter:
     """No guesses."""
 
-    num_tokens = 0
-
     def propose(self, states: RequestStates, request_ids: Iterable[str]) -> dict[str, list[int]]:
         return {}
-
-
-def max_sampled_rows(max_seqs: int, max_tokens: int, drafter: Drafter) -> int:
-    """Most rows of logits that a step of ``max_tokens`` tokens samples from."""
-    return min(max_seqs * (1 + drafter.num_tokens), max(max_seqs, max_tokens))

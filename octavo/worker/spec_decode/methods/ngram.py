@@ -23,7 +23,7 @@ class NgramDrafter:
     """See SpeculativeConfig for what its numbers mean."""
 
     def __init__(self, config: SpeculativeConfig) -> None:
-        self.num_tokens = config.num_speculative_tokens
+        self._num_tokens = config.num_speculative_tokens
         self._shortest, self._longest = config.lookup
 
     def propose(self, states: RequestStates, request_ids: Iterable[str]) -> dict[str, list[int]]:
@@ -51,6 +51,6 @@ class NgramDrafter:
         if matches.size == 0 or length < self._shortest:
             return []
         match = int(matches[-1])
-        following = match + 1 + np.arange(self.num_tokens) % (end - match)
+        following = match + 1 + np.arange(self._num_tokens) % (end - match)
         draft: list[int] = token_ids[following].tolist()
         return draft
