@@ -6,7 +6,7 @@ purpose. What n-grams guess on a real model is the matter of ``tests/cases/test_
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any, ClassVar
 
 import pytest
@@ -59,7 +59,7 @@ class Prophet:
     def __init__(self, config: SpeculativeConfig) -> None:
         self._num_tokens = config.num_speculative_tokens
 
-    def propose(self, states: RequestStates, request_ids: Iterable[str]) -> dict[str, list[int]]:
+    def propose(self, states: RequestStates, request_ids: Collection[str]) -> dict[str, list[int]]:
         drafts = {}
         for request_id in request_ids:
             if (row := states.row_of.get(request_id)) is None:

@@ -62,6 +62,15 @@ def test_every_continuation_equals_the_slow_one(tokens: list[int], count: int, o
     )
 
 
+def test_a_busy_step_looks_nothing_up() -> None:
+    states = make_runner()._states
+    for i in range(3):
+        states.add(new_request(f"r{i}", [1, 2, 3, 1, 2], SamplingParams(), block_ids=all_blocks(i)))
+    assert ngram(2, 1, 2).propose(states, ["r0", "r2"]) == {"r0": [3, 1], "r2": [3, 1]}
+    assert ngram(2, 1, 2).propose(states, ["r0", "a sibling"]) == {"r0": [3, 1]}
+    assert ngram(2, 1, 2).propose(states, ["r0", "r1", "r2"]) == {}
+
+
 def test_without_a_method_there_are_no_drafts() -> None:
     drafter = make_drafter(None)
     assert isinstance(drafter, NullDrafter)

@@ -10,7 +10,7 @@ sequence's own tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 import numpy as np
 
@@ -25,8 +25,11 @@ class NgramDrafter:
     def __init__(self, config: SpeculativeConfig) -> None:
         self._num_tokens = config.num_speculative_tokens
         self._shortest, self._longest = config.lookup
+        self._most_requests = config.disable_by_batch_size
 
-    def propose(self, states: RequestStates, request_ids: Iterable[str]) -> dict[str, list[int]]:
+    def propose(self, states: RequestStates, request_ids: Collection[str]) -> dict[str, list[int]]:
+        if len(request_ids) > self._most_requests:
+            return {}  # as many will be in the next step, more or less, so that nothing would be tried
         drafts = {}
         for request_id in request_ids:
             row = states.row_of.get(request_id)
