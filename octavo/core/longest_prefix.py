@@ -12,7 +12,7 @@ from itertools import islice
 from octavo.core.policy import Policy
 from octavo.core.request import Request, RequestStatus
 
-WINDOW = 32  # requests that are looked at
+WINDOW = 64  # requests that are looked at
 
 
 class LongestPrefixFirst:

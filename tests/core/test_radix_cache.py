@@ -8,7 +8,8 @@ from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core.kv_cache.groups import make_manager
 from octavo.core.kv_cache.hash_index import HashIndex
 from octavo.exceptions import ConfigError
-from tests.core.checking_worker import Loop, cache_config, make_request
+from octavo.messages import EvictPrefixes, RestorePrefix
+from tests.core.checking_worker import Loop, cache_config, host_tier, make_request
 
 PROMPT = list(range(12))
 OTHER = 20  # a token that is nowhere in PROMPT
@@ -116,6 +117,26 @@ def test_a_prefix_that_a_twin_has_named_lives_as_long_as_what_continues_it() -> 
     loop.run()
     assert cached(loop, "other", [OTHER] * 15) == 0  # takes half of the pool
     assert cached(loop, "again", [*PROMPT[:8], 2, OTHER]) == 9
+
+
+def test_evicting_everything_leaves_no_partly_filled_block() -> None:
+    loop = make_loop()
+    for name, prompt in (("short", [OTHER] * 3), ("long", PROMPT)):
+        cached(loop, name, prompt)
+    assert loop.scheduler.steer(EvictPrefixes()).num_blocks == 4
+    assert len(loop.scheduler._kv.pool.index) == 0
+    assert cached(loop, "again", PROMPT) == 0
+
+
+def test_a_prefix_restored_from_a_tier_is_found_token_by_token() -> None:
+    loop = make_loop(tiers=host_tier(40, swaps=False))
+    cached(loop, "first", PROMPT)
+    for number in range(4):
+        cached(loop, f"flood{number}", [OTHER + number] * 40)
+    assert loop.scheduler.steer(RestorePrefix(prompt_token_ids=[*PROMPT, OTHER])).num_blocks == 3
+    loop.run()
+    found = cached(loop, "again", [*PROMPT[:10], OTHER])
+    assert (found, loop.received["again"].outputs[-1].num_external_tokens) == (10, 0)
 
 
 def test_windowed_models_find_blocks_by_hash() -> None:

@@ -162,11 +162,16 @@ class RadixIndex:
         node = block.node
         if node is None:
             return
-        count = node.blocks.index(block) if node.blocks[-1] is not block else len(node.blocks) - 1
-        dropped = [*node.blocks[count:], *_blocks_below(node)]
-        if count > 0:
-            node.label, node.blocks = node.label[: count * self._width], node.blocks[:count]
+        count = len(node.blocks) - 1  # that go before it; it is the last one when it is evicted
+        if node.blocks[count] is not block:
+            count = node.blocks.index(block)
+        dropped = node.blocks[count:]
+        if node.children:
+            dropped += _blocks_below(node)
             node.keys, node.children = [], []
+        if count > 0:
+            node.label = node.label[: count * self._width]
+            del node.blocks[count:]
         else:
             self._detach(node)
         self._unlink(dropped)

@@ -201,12 +201,14 @@ class Steering:
 
     def _evict(self, prefix: bytes | None) -> CacheReply:
         """Tiers forget it too. What is in use, or pinned, stays."""
-        rows = self.book.rows() if prefix is None else self.book.branch(prefix)
-        if prefix is not None and not rows:
-            return NOT_FOUND
-        free = [(name, block) for row in rows for name, block in row.blocks.items() if block.ref_count == 0]
-        self._tiers.chain.forget([name for name, _ in free])
-        for _, block in free:
+        blocks: Sequence[Block] = self._pool.blocks
+        if prefix is not None:
+            blocks = [block for row in self.book.branch(prefix) for block in row.blocks.values()]
+            if not blocks:
+                return NOT_FOUND
+        free = [block for block in blocks if block.is_cached and block.ref_count == 0]
+        self._tiers.chain.forget([block.block_hash for block in free if block.block_hash is not None])
+        for block in free:
             self._pool.index.remove(block)
             self._pool.discard(block)
         return CacheReply(num_blocks=len(free))
