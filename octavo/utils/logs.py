@@ -24,7 +24,7 @@ def one_line(text: str) -> str:
     """``text`` with all that is not printable escaped."""
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 class TextFormatter(logging.Formatter):

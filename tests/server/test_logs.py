@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -236,6 +238,29 @@ def test_a_start_that_fails_says_so_in_json(flags: list[str], status: int, word:
     (failure,) = [line["message"] for line in lines if line["level"] == "ERROR"]
     assert failure.startswith("octavo serve: ")
     assert word in failure
+
+
+def test_a_reader_that_goes_ends_no_server(smollm2_path: str) -> None:
+    """``octavo serve | head -1``: the screen, and the word that it ends, have nobody to read them."""
+    command = [sys.executable, "-m", "octavo.cli.main", "serve", smollm2_path, "--port", "0", "--max-model-len", "64"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    try:
+        assert process.stdout is not None
+        found = re.search(r"listens on (\S+), ", process.stdout.readline())
+        process.stdout.close()
+        assert found is not None
+        deadline = time.monotonic() + 120
+        while httpx.get(f"{found[1]}/health", timeout=60).status_code != 200:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.terminate()
+        assert process.wait(60) == 0
+        assert process.stderr is not None
+        assert "Error" not in process.stderr.read()
+    finally:
+        process.kill()
+        process.wait()
 
 
 UNFORESEEN = """
