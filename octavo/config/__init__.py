@@ -18,12 +18,14 @@ from octavo.config.engine import (
     StructuredOutputsConfig,
     SupervisorConfig,
 )
+from octavo.config.kv_events import KVEventsConfig
 from octavo.config.log import LogConfig
 from octavo.config.server import ServerConfig
 from octavo.config.tenants import TenantLimits, TenantTable
 
 __all__ = ["BackendConfig", "CacheConfig", "ChatConfig", "EngineConfig", "LogConfig", "LogprobsMode", "ModelConfig"]
 __all__ += [
+    "KVEventsConfig",
     "QueueConfig",
     "SamplingConfig",
     "SchedulerConfig",

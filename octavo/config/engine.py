@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from octavo.config.kv_events import KVEventsConfig
 from octavo.exceptions import ConfigError
 
 MAX_TOKENS = 2**31 - 1  # of a context, and of a step
@@ -89,6 +90,12 @@ class CacheConfig:
     max_tenant_pinned_share: float | None = option(
         None, "most that the requests of one tenant may pin (default: half of max_pinned_share)"
     )
+    kv_events_config: dict[str, Any] | None = option(
+        None,
+        "stream of KV events for cache-aware routers, as JSON, e.g. "
+        '\'{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}\'',
+        json=True,
+    )
 
     def __post_init__(self) -> None:
         _require(self.block_size in (16, 32, 64, 128), "block_size", self.block_size, "16, 32, 64 or 128")
@@ -100,6 +107,8 @@ class CacheConfig:
         _require(self.kv_cache_dir != "", "kv_cache_dir", "", "a folder")
         useful = self.kv_cache_dir is None or self.enable_prefix_caching
         _require(useful, "kv_cache_dir", self.kv_cache_dir, "left out without enable_prefix_caching")
+        useful = not self.kv_events.enabled or self.enable_prefix_caching
+        _require(useful, "kv_events_config", self.kv_events_config, "left out without enable_prefix_caching")
         share, own = self.max_pinned_share, self.max_tenant_pinned_share
         _require(0 <= share <= 0.9, "max_pinned_share", share, "0..0.9")
         rule = f"0..max_pinned_share ({share:g})"
@@ -110,6 +119,11 @@ class CacheConfig:
         _require(mode == "recompute" or self.swap_space > 0, "preemption_mode", mode, "recompute without swap_space")
         known = get_args(KVCacheDtype)
         _require(self.kv_cache_dtype in known, "kv_cache_dtype", self.kv_cache_dtype, f"one of {', '.join(known)}")
+
+    @property
+    def kv_events(self) -> KVEventsConfig:
+        """``kv_events_config`` as it is in force. Raises ConfigError."""
+        return KVEventsConfig.of(self.kv_events_config)
 
     @property
     def tenant_pinned_share(self) -> float:

@@ -25,6 +25,7 @@ from octavo.core.admission import (
 from octavo.core.doubt import Doubts
 from octavo.core.family import SOLO, first_request
 from octavo.core.invariants import check_books
+from octavo.core.kv_cache.event_log import NO_EVENTS, EventLog
 from octavo.core.kv_cache.groups import make_manager
 from octavo.core.kv_cache.manager import Room
 from octavo.core.longest_prefix import by_prefix
@@ -43,6 +44,7 @@ from octavo.messages import (
     EngineCoreOutputs,
     EngineCoreRequest,
     FinishReason,
+    KVEvent,
     ModelRunnerOutput,
     RequestFault,
     SchedulerOutput,
@@ -85,6 +87,7 @@ class Scheduler:
             prefix_index=cache.prefix_index,
             pin_limits=pin_limits(cache, num_blocks, len(windows), max_model_len),
             clock=clock,
+            events=EventLog(windows) if cache.kv_events.enabled else NO_EVENTS,
         )
         self._num_blocks = num_blocks
         self._policy = by_prefix(
@@ -385,6 +388,10 @@ class Scheduler:
     def steer(self, order: CacheOrder) -> CacheReply:
         """Do something with cached prefixes, between two steps; running requests go on. See ``Steering``."""
         return self._kv.steering.carry_out(order)
+
+    def take_kv_events(self) -> Sequence[KVEvent]:
+        """What became of cached blocks since the last call, if anybody listens."""
+        return self._kv.steering.events.take()
 
     def check_invariants(self) -> None:
         """Raises InvariantError, naming the contradiction. Walks all blocks: milliseconds, so meant for idle times."""

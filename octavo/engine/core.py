@@ -8,6 +8,7 @@ Owns the scheduler and an executor, and knows nothing of text, sockets or tensor
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import deque
@@ -20,6 +21,7 @@ import msgspec
 from octavo.config import EngineConfig
 from octavo.core.admission import GrammarReady
 from octavo.core.scheduler import Scheduler
+from octavo.engine.kv_events import make_publisher
 from octavo.exceptions import EngineDeadError
 from octavo.executor.base import Executor
 from octavo.kv_transfer.registry import make_planner
@@ -92,12 +94,13 @@ class EngineCore:
         self._on_scheduled = on_scheduled
         self._told = (0, 0)  # running, waiting
         self._failed_steps = 0
-        self._executor = executor_factory(config)
-        try:
+        with contextlib.ExitStack() as undo:
+            self._publisher = make_publisher(config.cache.kv_events)
+            undo.callback(self._publisher.close)
+            self._executor = executor_factory(config)
+            undo.callback(self._executor.shutdown)
             self._start(config, vocab_size, clock, front_end_bytes)
-        except BaseException:
-            self._executor.shutdown()
-            raise
+            undo.pop_all()
 
     def _start(self, config: EngineConfig, vocab_size: int, clock: PhaseClock, front_end_bytes: int) -> None:
         clock.begin("build program")
@@ -222,6 +225,7 @@ class EngineCore:
 
     def _collect(self, outputs: EngineCoreOutputs | None) -> EngineCoreOutputs:
         """A step's outputs (None: no step was finished) behind those made between steps."""
+        self._publisher.publish(self._scheduler.take_kv_events())
         pending, self._pending, self._stats_due = self._pending, [], False
         if outputs is None:
             return EngineCoreOutputs(outputs=pending, timestamp=time.monotonic(), stats=self._scheduler.stats())
@@ -236,5 +240,6 @@ class EngineCore:
         self._scheduler.check_invariants()
 
     def shutdown(self) -> None:
-        """Release the executor; idempotent."""
+        """Release the executor and what listens to KV events; idempotent."""
         self._executor.shutdown()
+        self._publisher.close()

@@ -30,6 +30,7 @@ from octavo.messages.engine import (
 )
 from octavo.messages.fault import RequestFault
 from octavo.messages.kv_cache import KVCacheSpec, max_tokens_that_fit
+from octavo.messages.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent, KVEventBatch
 from octavo.messages.kv_transfer import KVMove, KVTierInfo, KVTierReport, KVTierStats, KVTraffic
 from octavo.messages.memory import MemoryPlan
 from octavo.messages.sampling_params import (
@@ -44,8 +45,11 @@ from octavo.messages.structured_outputs import StructuredOutputsParams
 from octavo.messages.tenant import Tenant
 
 __all__ = [
+    "AllBlocksCleared",
     "BeamSearch",
     "BeamSearchParams",
+    "BlockRemoved",
+    "BlockStored",
     "CacheMiss",
     "CacheOrder",
     "CachePin",
@@ -58,6 +62,8 @@ __all__ = [
     "EvictPrefixes",
     "FinishReason",
     "KVCacheSpec",
+    "KVEvent",
+    "KVEventBatch",
     "KVMove",
     "KVTierInfo",
     "KVTierReport",

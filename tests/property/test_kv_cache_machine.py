@@ -9,11 +9,13 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from octavo.core.family import SOLO
 from octavo.core.kv_cache.block import Block
 from octavo.core.kv_cache.block_pool import BlockPool
+from octavo.core.kv_cache.event_log import EventLog
 from octavo.core.kv_cache.hash_index import HashIndex
 from octavo.core.kv_cache.manager import KVCacheManager, Room
 from octavo.core.kv_cache.pins import PinLimits
+from octavo.core.kv_cache.steering import Steering
 from octavo.core.request import Request
-from octavo.messages import EvictPrefixes, ListPrefixes, RemovePin, SetPin
+from octavo.messages import BlockRemoved, BlockStored, EvictPrefixes, ListPrefixes, RemovePin, SetPin
 from tests.core.checking_worker import make_request
 
 OWNER = Request(make_request("r", [0]), SOLO, limit=1000, queued_time=0.0)
@@ -103,6 +105,22 @@ class PoolMachine(RuleBasedStateMachine):
         assert {b.block_id: b.block_hash for b in self.pool.blocks if b.block_hash is not None} == self.names
 
 
+def follow(told: set[tuple[int, int]], steering: Steering) -> None:
+    """Apply the latest KV events to ``told``: then it is what can be found, by (hash, group)."""
+    for event in steering.events.take():
+        if isinstance(event, BlockStored):
+            assert len(event.token_ids) == event.block_size * len(event.block_hashes)
+            told |= {(one, event.group_idx or 0) for one in event.block_hashes}
+        elif isinstance(event, BlockRemoved):
+            gone = {(one, event.group_idx or 0) for one in event.block_hashes}
+            assert gone <= told
+            told -= gone
+        else:
+            told.clear()
+    names = [name for row in steering.book.rows() for name in row.blocks]
+    assert told == {(int.from_bytes(name[24:32]), int.from_bytes(name[32:])) for name in names}
+
+
 class ManagerMachine(RuleBasedStateMachine):
     """Each slot remembers the sequence written up to it; a request must always find exactly its own in its table."""
 
@@ -117,8 +135,14 @@ class ManagerMachine(RuleBasedStateMachine):
     def start(self, num_blocks: int, block_size: int, caching: bool, index: str) -> None:
         limits = PinLimits(num_blocks // 2 * caching, num_blocks)
         self.manager = KVCacheManager(
-            num_blocks, block_size, enable_prefix_caching=caching, prefix_index=index, pin_limits=limits
+            num_blocks,
+            block_size,
+            enable_prefix_caching=caching,
+            prefix_index=index,
+            pin_limits=limits,
+            events=EventLog((None,)),
         )
+        self.told: set[tuple[int, int]] = set()  # the blocks that KV events speak of
         self.caching = caching
         self.contents: dict[int, list[tuple[object, ...]]] = {}  # by block, then by offset
         self.running: list[Request] = []
@@ -249,8 +273,8 @@ class ManagerMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def evict(self, data: st.DataObject) -> None:
+        found = self.manager.steering.carry_out(ListPrefixes(100)).prefixes  # lets go of pins whose time is over
         pinned = self.manager.steering.pins.held
-        found = self.manager.steering.carry_out(ListPrefixes(100)).prefixes
         one = data.draw(st.sampled_from([None, *(prefix.prefix for prefix in found)]))
         assert self.manager.steering.carry_out(EvictPrefixes(one)).found
         assert self.manager.steering.pins.held == pinned
@@ -271,6 +295,7 @@ class ManagerMachine(RuleBasedStateMachine):
             tokens = [token_id for one in path for token_id in one.token_ids]
             for block in row.blocks.values() if path else []:
                 assert self.contents[block.block_id][-1] == (row.salt, *tokens), "the book knows it wrongly"
+        follow(self.told, self.manager.steering)
         self.check_order_of_eviction()
         for request in self.running:
             size, table = self.manager.block_size, self.manager.block_ids(request)

@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from octavo.core.family import SOLO
+from octavo.core.kv_cache.event_log import EventLog
 from octavo.core.kv_cache.groups import GroupedKVCacheManager, make_manager
 from octavo.core.kv_cache.manager import Prefix, Room
 from octavo.core.request import Request
 from octavo.messages import KVTierReport, ModelRunnerOutput, SchedulerOutput
 from tests.core.checking_worker import host_tier, make_request
+from tests.property.test_kv_cache_machine import follow
 
 Cell = tuple[object, ...]
 WINDOWS = [[None], [None], [3], [1], [None, 1], [2, None], [6, 3], [None, 2, 6]]
@@ -63,8 +65,15 @@ class KVMachine(RuleBasedStateMachine):
         num_blocks = 2 + num_tokens * len(windows) // block_size
         tiers = host_tier(host, swaps=swaps, disk=disk)
         self.manager = make_manager(
-            num_blocks, block_size, windows, tiers, enable_prefix_caching=caching, prefix_index=index
+            num_blocks,
+            block_size,
+            windows,
+            tiers,
+            enable_prefix_caching=caching,
+            prefix_index=index,
+            events=EventLog(windows),
         )
+        self.told: set[tuple[int, int]] = set()  # the blocks that KV events speak of
         self.windows, self.size = windows, block_size
         self.contents: dict[int, list[Cell]] = {}  # by block, then by offset
         self.kept: dict[tuple[str, int | bytes], Kept] = {}
@@ -310,6 +319,7 @@ class KVMachine(RuleBasedStateMachine):
         if not hasattr(self, "manager"):
             return
         self.manager.check_invariants(self.running)
+        follow(self.told, self.manager.steering)
         for request in self.running:
             self.check(request)
 

@@ -26,6 +26,7 @@ from typing import Any
 
 from octavo.core.kv_cache.block import Block
 from octavo.core.kv_cache.block_pool import BlockPool
+from octavo.core.kv_cache.event_log import NO_EVENTS, EventLog, NullEventLog
 from octavo.core.kv_cache.hash_index import HashIndex
 from octavo.core.kv_cache.manager import NO_ROOM_NEEDED, KVCacheManager, Prefix, Room
 from octavo.core.kv_cache.pins import NO_PINS, PinLimits
@@ -71,6 +72,7 @@ class GroupedKVCacheManager:
         enable_prefix_caching: bool = True,
         pin_limits: PinLimits = NO_PINS,
         clock: Callable[[], float] = time.monotonic,
+        events: EventLog | NullEventLog = NO_EVENTS,
     ) -> None:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
@@ -90,6 +92,7 @@ class GroupedKVCacheManager:
             block_size=block_size,
             limits=pin_limits,
             clock=clock,
+            events=events,
         )
         self._null = self.pool.blocks[0]
         self._windows = tuple(windows)

@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 from octavo.core.kv_cache.block import Block
 from octavo.core.kv_cache.block_pool import BlockPool
+from octavo.core.kv_cache.event_log import NO_EVENTS, EventLog, NullEventLog
 from octavo.core.kv_cache.pins import NO_PINS, PinLimits
 from octavo.core.kv_cache.prefix_index import make_index
 from octavo.core.kv_cache.steering import Steering
@@ -102,6 +103,7 @@ class KVCacheManager:
         prefix_index: str = "hash",
         pin_limits: PinLimits = NO_PINS,
         clock: Callable[[], float] = time.monotonic,
+        events: EventLog | NullEventLog = NO_EVENTS,
     ) -> None:
         """``prefix_index``: one of ``INDEXES``."""
         self.block_size = block_size
@@ -123,6 +125,7 @@ class KVCacheManager:
             block_size=block_size,
             limits=pin_limits,
             clock=clock,
+            events=events,
         )
         self._tables: dict[str, _Table] = {}
         self._sources: dict[str, Block] = {}  # by request: what its first step copies, kept until the plan is made

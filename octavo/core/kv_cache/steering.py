@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from octavo.core.family import SOLO
 from octavo.core.kv_cache.block import Block
 from octavo.core.kv_cache.block_pool import BlockPool
+from octavo.core.kv_cache.event_log import EventLog, NullEventLog
 from octavo.core.kv_cache.pins import Pin, PinLimits, PinTable
 from octavo.core.kv_cache.prefix_book import HASH_BYTES, CachedPrefix, PrefixBook
 from octavo.core.kv_cache.tier_link import TierLink
@@ -57,8 +58,10 @@ class Steering:
         block_size: int,
         limits: PinLimits,
         clock: Callable[[], float],
+        events: EventLog | NullEventLog,
     ) -> None:
         self.book = PrefixBook(block_size, clock)
+        self.events = events
         self.pins = PinTable(pool, limits, self.book.block)
         self._pool, self._tiers, self._names, self._adopt, self._reset = pool, tiers, names, adopt, reset
         self._block_size, self._clock = block_size, clock
@@ -67,17 +70,20 @@ class Steering:
 
     def named(self, name: bytes, block: Block, request: Request, index: int) -> None:
         """``block`` can be found by others from now on, under ``name``, as the ``index``-th row of ``request``."""
-        self.book.named(name, block, request, index)
+        self.events.stored(name, self.book.named(name, block, request, index))
         self.pins.named(name, block)
 
     def unnamed(self, block: Block) -> None:
         """``block`` can no longer be found."""
-        self.pins.unnamed(self.book.unnamed(block))
+        name = self.book.unnamed(block)
+        self.events.removed(name)
+        self.pins.unnamed(name)
 
     def clear(self) -> None:
         """All names are about to be taken."""
         self.pins.clear()
         self.book.clear()
+        self.events.cleared()
 
     # ---- for requests
 
