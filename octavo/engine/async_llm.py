@@ -390,7 +390,8 @@ class AsyncLLM:
             self.metrics.count_tenant(self._tenants.label(name), prompt_tokens, output_tokens)
         self.metrics.record(outputs.stats, processed.iteration)
         self._throughput.record(outputs.stats, processed.iteration)
-        self._gate.heard([output.request_id for output in outputs.outputs])
+        admitted = outputs.stats.admitted_ids if outputs.stats is not None else ()
+        self._gate.heard([output.request_id for output in outputs.outputs], admitted)
 
     async def _recover(self, death: EngineDeadError) -> None:
         """Put another core in the place of the dead one. Raises EngineDeadError if there is to be none."""

@@ -3,28 +3,39 @@
     open     everybody goes straight through
     closed   there is no core: everybody waits
     trial    a new core: the requests that the dead one had go first, each when the one before it has been answered.
-             If the core dies again, it was the last one's doing. Then everybody else follows in order.
+             If the core dies again, it was the last one's doing. Then everybody else follows in order. So do they
+             if the core does not begin with the suspect for a while, though it works: it may lack a seat for long.
 
 Knows nothing of cores, sockets or text.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from octavo.engine.parallel_sampling import ParentRequest
+
+PATIENCE = 5.0  # seconds in which a core that works must have begun with the suspect
 
 
 class Gate:
     """``submit`` hands a request to the core; it may finish the request instead, but does not raise.
 
     ``on_trial`` is the suspect that the core has not answered yet; ``all_clear`` is called when there is none left.
+    ``clock`` gives seconds.
     """
 
-    def __init__(self, submit: Callable[[ParentRequest], None], all_clear: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        submit: Callable[[ParentRequest], None],
+        all_clear: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.on_trial: ParentRequest | None = None
-        self._submit, self._all_clear = submit, all_clear
+        self._submit, self._all_clear, self._clock = submit, all_clear, clock
+        self._give_up_at: float | None = None  # None: the core has begun with the suspect
         self._is_open = True
         self._again: deque[ParentRequest] = deque()
         self._waiting: dict[ParentRequest, None] = {}  # in order of arrival
@@ -50,10 +61,17 @@ class Gate:
         self._is_open = True
         self._next()
 
-    def heard(self, request_ids: Iterable[str]) -> None:
-        """The core has answered these sequences."""
-        if self.on_trial is not None and not set(self.on_trial.child_ids).isdisjoint(request_ids):
+    def heard(self, answered_ids: Collection[str], admitted_ids: Collection[str]) -> None:
+        """The core has answered, or begun with, these sequences."""
+        if self.on_trial is None:
+            return
+        suspects = set(self.on_trial.child_ids)
+        if not suspects.isdisjoint(answered_ids):
             self._next()
+        elif not suspects.isdisjoint(admitted_ids):
+            self._give_up_at = None
+        elif self._give_up_at is not None and self._clock() >= self._give_up_at:
+            self._let_in()
 
     def _next(self) -> None:
         self.on_trial = None
@@ -62,8 +80,17 @@ class Gate:
             if not parent.finished:
                 self._submit(parent)
             if not parent.finished:
-                self.on_trial = parent
+                self.on_trial, self._give_up_at = parent, self._clock() + PATIENCE
                 return
+        self._let_in()
+
+    def _let_in(self) -> None:
+        """There is no suspect (any more): everybody goes on."""
+        self.on_trial = None
+        again, self._again = self._again, deque()
+        for parent in again:
+            if not parent.finished:
+                self._submit(parent)
         self._all_clear()
         waiting, self._waiting = self._waiting, {}
         for parent in waiting:

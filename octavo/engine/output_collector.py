@@ -35,7 +35,7 @@ def merge_delta(older: CompletionOutput, newer: CompletionOutput) -> CompletionO
 class OutputCollector:
     """Outputs in, outputs out, merged while nobody takes them. True while it holds one.
 
-    ``taken``: the consumer has been given something. While ``held``, it is given nothing but errors.
+    ``taken``: the consumer has been given something. While ``held``, it is given nothing but errors and whole answers.
     """
 
     def __init__(self, kind: RequestOutputKind) -> None:
@@ -82,7 +82,7 @@ class OutputCollector:
     async def get(self) -> RequestOutput:
         """All that came since the last call, as one output; waits for the first. Raises the error of :meth:`fail`."""
         while self._error is None:
-            if self._output is not None and not self._held:
+            if self._output is not None and (not self._held or self._output.finished):
                 output, self._output = self._output, None
                 self.taken = True
                 return output

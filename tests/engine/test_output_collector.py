@@ -96,6 +96,11 @@ async def test_what_is_held_back_is_what_comes_later_and_what_has_ended() -> Non
     assert [(s.index, s.text) for s in (await waiting).outputs] == [(0, "bc"), (1, "ef")]
     assert collector.taken
     collector.hold()
+    last = delta(1, 6, "stop")
+    last.finished = True
+    collector.put(last)
+    assert (await collector.get()).outputs[0].text == "g"  # nothing of a whole answer can be void
+    collector.put(delta(0, 1))
     collector.fail(EngineDeadError("gone"))
     with pytest.raises(EngineDeadError):  # an error does not wait
         await collector.get()

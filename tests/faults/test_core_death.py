@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import zmq
 
-from octavo.config import SupervisorConfig
+from octavo.config import SupervisorConfig, TenantLimits, TenantTable
 from octavo.engine.async_llm import AsyncLLM
-from octavo.engine.gate import Gate
+from octavo.engine.gate import PATIENCE, Gate
 from octavo.engine.outputs import RequestOutput
 from octavo.engine.parallel_sampling import ParentRequest
 from octavo.engine.quarantine import Quarantine
@@ -310,8 +310,10 @@ async def test_the_queue_is_bounded_while_there_is_no_core(make_engine: Make, mo
     tasks = [asyncio.create_task(outcome(engine, [6, i], max_tokens=LONG, output_kind=final)) for i in range(2)]
     while engine.num_running < 2:
         await asyncio.sleep(0.001)
-    os.kill(engine.core_pid, signal.SIGKILL)
-    await restarting(engine)
+    first = engine.core_pid
+    os.kill(first, signal.SIGKILL)
+    while engine.core_pid == first:
+        await asyncio.sleep(0.001)
     tasks += [asyncio.create_task(outcome(engine, [7, i])) for i in range(3)]
     await asyncio.sleep(0)
     assert isinstance(await outcome(engine, [8]), OverloadedError)
@@ -346,6 +348,25 @@ async def test_the_core_dies_while_the_server_drains(make_engine: Make, seen: bo
     with pytest.raises(ProcessLookupError):
         os.kill(engine.core_pid, 0)
     assert (engine.core_pid == first) is seen
+
+
+async def test_a_suspect_without_a_seat_holds_up_nobody(make_engine: Make, monkeypatch: Any) -> None:
+    """One tenant's second request waits for its first one: others need not wait for that."""
+    monkeypatch.setattr("octavo.engine.gate.PATIENCE", 0.05)
+    engine = await make_engine(max_num_seqs=4)
+    engine.set_tenants(TenantTable(listed={"a": TenantLimits(max_running=1)}))
+    final = RequestOutputKind.FINAL_ONLY
+    slow = [
+        asyncio.create_task(read(engine, [6, i], params(LONG, output_kind=final), tenant="a", request_id="slow"))
+        for i in range(2)
+    ]
+    while not engine.num_running:
+        await asyncio.sleep(0.001)
+    os.kill(engine.core_pid, signal.SIGKILL)
+    await restarting(engine)
+    assert isinstance(await outcome(engine, [7]), list)
+    assert not slow[1].done()
+    await asyncio.gather(*slow)
 
 
 async def test_leaving_while_the_core_restarts(make_engine: Make) -> None:
@@ -409,15 +430,15 @@ def test_the_gate_lets_one_suspect_in_at_a_time() -> None:
     gate.open([parent("x"), gone, parent("y")])
     assert submitted == ["a", "x"]
     gate.enter(parent("new2"))
-    gate.heard(["other"])
+    gate.heard(["other"], ())
     assert submitted == ["a", "x"]
-    gate.heard(["other", "x"])
+    gate.heard(["other", "x"], ())
     assert submitted == ["a", "x", "y"]
     gate.close()  # and once more
     gate.open([parent("z")])
-    gate.heard(["y"])
+    gate.heard(["y"], ())
     assert submitted == ["a", "x", "y", "z"]
-    gate.heard(["z"])
+    gate.heard(["z"], ())
     assert submitted == ["a", "x", "y", "z", "new1", "new2"]
     assert clear == [4]  # before anybody new
     gate.enter(parent("new3"))
@@ -428,3 +449,26 @@ def test_the_gate_lets_one_suspect_in_at_a_time() -> None:
     gate.leave(left)
     gate.open([])
     assert submitted[-1] == "new4"
+
+
+def test_the_gate_does_not_wait_for_a_suspect_that_the_core_has_no_seat_for() -> None:
+    submitted: list[str] = []
+    clear: list[int] = []
+    now = [100.0]
+    gate = Gate(lambda one: submitted.append(one.request_id), lambda: clear.append(len(submitted)), lambda: now[0])
+    gate.close()
+    gate.open([parent("a"), parent("b"), parent("c")])
+    gate.enter(parent("new"))
+    gate.heard([], ["a"])
+    now[0] += 1000  # it may take as long as it does
+    gate.heard(["other"], ["other"])
+    assert submitted == ["a"]
+    gate.heard(["a"], [])
+    now[0] += PATIENCE - 1
+    gate.heard(["a"], [])
+    assert submitted == ["a", "b"]
+    now[0] += 1
+    gate.heard(["a"], [])
+    assert submitted == ["a", "b", "c", "new"]
+    assert clear == [3]
+    assert gate.on_trial is None
