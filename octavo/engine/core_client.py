@@ -24,7 +24,6 @@ import zmq.asyncio
 
 from octavo import exceptions
 from octavo.config import EngineConfig
-from octavo.engine.core import EngineCore, PhaseClock
 from octavo.engine.wire import Command, Failure, Launch, Message, NumberedOrder, PackedRequest, frame
 from octavo.exceptions import EngineDeadError, FormatError, ModelError, OctavoError
 from octavo.messages import CacheOrder, CacheReply, EngineCoreOutputs, EngineCoreRequest, EngineInfo
@@ -45,6 +44,7 @@ class InprocClient:
     """The core as a plain object: :meth:`step` computes."""
 
     def __init__(self, config: EngineConfig, on_phase: Callable[[str], None] = lambda name: None):
+        from octavo.engine.core import EngineCore, PhaseClock  # a server's front end needs nothing of it
         from octavo.engine.model_limits import check_model_limits
         from octavo.executor.factory import make_executor
 

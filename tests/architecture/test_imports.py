@@ -12,10 +12,14 @@ HEAVY = {"numpy", "torch", "tokenizers", "jinja2", "fastapi", "pydantic", "uvico
          "huggingface_hub", "safetensors", "rich", "asyncio", "msgspec"}  # fmt: skip
 
 
-def loaded_after(statement: str) -> set[str]:
+def modules_after(statement: str) -> set[str]:
     code = f"import sys, json\n{statement}\nprint(json.dumps(sorted(sys.modules)))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    return {name.partition(".")[0] for name in json.loads(out.stdout)}
+    return set(json.loads(out.stdout))
+
+
+def loaded_after(statement: str) -> set[str]:
+    return {name.partition(".")[0] for name in modules_after(statement)}
 
 
 def test_import_octavo_loads_nothing_heavy() -> None:
@@ -31,6 +35,12 @@ def test_help_needs_no_engine() -> None:
 def test_engine_core_process_needs_no_http_and_no_torch() -> None:
     loaded = loaded_after("import octavo.engine.core_proc")
     assert loaded & {"fastapi", "uvicorn", "torch", "transformers", "pydantic"} == set()
+
+
+def test_a_front_end_starts_the_core_without_what_only_the_core_needs() -> None:
+    """The core process cannot start before these imports have ended."""
+    loaded = modules_after("import octavo.cli.serve, octavo.args.resolve, octavo.engine.async_llm")
+    assert loaded & {"numpy", "llguidance", "tokenizers", "fastapi", "uvicorn", "octavo.core"} == set()
 
 
 def test_import_contracts() -> None:
