@@ -32,7 +32,7 @@ from octavo.core.longest_prefix import by_prefix
 from octavo.core.policy import POLICIES
 from octavo.core.request import Request, RequestStatus
 from octavo.core.request_book import RequestBook
-from octavo.core.speculation import judge_drafts, plan_drafts
+from octavo.core.speculation import judge_drafts, offer_drafts, plan_drafts
 from octavo.core.stats import SchedulerCounters
 from octavo.core.step import Scheduled, StepBuilder
 from octavo.exceptions import ConfigError, InvariantError
@@ -303,6 +303,7 @@ class Scheduler:
                 raise
             except Exception as error:
                 outputs += self._book.fail(entry.request.request_id, RequestFault.of(error, "taking in its token"))
+        offer_drafts(result, self._book.requests)
         stats = self.stats(plan.total_num_scheduled_tokens, seconds)
         return EngineCoreOutputs(outputs=outputs, timestamp=now, stats=stats)
 
@@ -325,7 +326,8 @@ class Scheduler:
 
         request.num_placeholders -= 1
         self._doubts.clear(request)
-        judge_drafts(entry, result, self._policy, self._counters)
+        if entry.draft_token_ids:
+            judge_drafts(entry, result, self._policy, self._counters)
         if request.family is not SOLO:
             return self._book.grow(request, request.family.advance(request, result, prompt_logprobs))
         output = request.take(result, prompt_logprobs)

@@ -10,8 +10,11 @@ here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from octavo.core.kv_cache.groups import KVManager
 from octavo.core.policy import Policy
+from octavo.core.request import Request, RequestStatus
 from octavo.core.stats import SchedulerCounters
 from octavo.core.step import Scheduled, StepBuilder
 from octavo.messages import ModelRunnerOutput
@@ -33,13 +36,18 @@ def plan_drafts(step: StepBuilder, kv: KVManager, policy: Policy) -> None:
 
 
 def judge_drafts(entry: Scheduled, result: ModelRunnerOutput, policy: Policy, counters: SchedulerCounters) -> None:
-    """Take back what ``entry`` computed of wrong drafts; keep the next ones. Before its tokens are taken in."""
-    request, num_tokens = entry.request, entry.request.num_tokens
-    num_sampled = len(result.sampled_token_ids[request.request_id])
-    if num_tried := len(entry.draft_token_ids):
-        num_right = num_sampled - 1
-        request.retract(num_tried - num_right)
-        request.drafts.judge(num_tokens, num_tried, num_right)
-        policy.served(request, num_right)
-        counters.count_drafts(num_tried, num_right)
-    request.drafts.offer(result.draft_token_ids.get(request.request_id, ()), num_tokens + num_sampled)
+    """Take back what ``entry``, which tried drafts, computed of wrong ones. Before its tokens are taken in."""
+    request, num_tried = entry.request, len(entry.draft_token_ids)
+    num_right = len(result.sampled_token_ids[request.request_id]) - 1
+    request.retract(num_tried - num_right)
+    request.drafts.judge(request.num_tokens, num_tried, num_right)
+    policy.served(request, num_right)
+    counters.count_drafts(num_tried, num_right)
+
+
+def offer_drafts(result: ModelRunnerOutput, requests: Mapping[str, Request]) -> None:
+    """Keep what ``result`` guesses of running requests for the next plan. After its tokens are taken in."""
+    for request_id, token_ids in result.draft_token_ids.items():
+        request = requests.get(request_id)
+        if request is not None and request.status is RequestStatus.RUNNING:
+            request.drafts.offer(token_ids, request.num_tokens)
