@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from octavo.entrypoints.openai.parsers.base import Chain
-from tests.parsers.parsing import PARSERS, pieces, run
+from tests.parsers.parsing import PARSERS, joined, pieces, run
 
 PIECES = [
     *("<tool_call>", "</tool_call>", "<function=get_weather>", "</function>", "<parameter=city>", "</parameter>"),
@@ -109,3 +109,19 @@ def test_words_outside_of_calls_survive(name: str, parts: list[str]) -> None:
 def test_plain_text_is_untouched(name: str, text: str) -> None:
     if not any(mark in text for mark in ("<", "[", "{")):
         assert run(PARSERS[name](), list(text)) == {"content": text, "reasoning": "", "calls": []}
+
+
+CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("name", PARSERS)
+@pytest.mark.parametrize("shape", ["{}", "a{}b", "a{}" + CALL, CALL + "{}", CALL + "{}" + CALL, "<think>{}</think>{}a"])
+def test_very_much_white_space_is_not_held_back(name: str, shape: str) -> None:
+    """What is held back is looked at again with every token: a model that writes newlines for ever must not cost ever
+    more."""
+    text = shape.replace("{}", "\n \t" * 1000)
+    assert run(PARSERS[name](), list(text)) == run(PARSERS[name](), [text])
+    parser = PARSERS[name]()
+    begun = joined([delta for piece in "a" + "\n" * 3000 for delta in parser.feed(piece)])
+    said = begun["content"] + begun["reasoning"]
+    assert len(said) > 1500

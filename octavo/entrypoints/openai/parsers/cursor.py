@@ -21,6 +21,7 @@ SPACE = re.compile(r"\s*")
 JSON_PLAIN = re.compile(r'[^"{}\[\]]*')  # within a JSON container, outside of strings
 JSON_STRING = re.compile(r'(?:[^"\\]+|\\.)*', re.DOTALL)
 JSON_SCALAR = re.compile(r"[-+.\w]*")
+MAX_TRIMMED = 1024  # what is held back is looked at again with every piece that comes
 BRACKETS = {"{": "}", "[": "]"}
 
 
@@ -132,14 +133,15 @@ class Cursor:
         """Pass text to ``sink`` up to the first of ``tags``, which is consumed and returned; empty at the end.
 
         What :meth:`since` tells begins with the tag, and with the white space that was trimmed.
-        ``trim`` drops white space right before the tag, ``after_call`` a rest of nothing else at the end.
+        ``trim`` drops white space right before the tag (MAX_TRIMMED characters of it), ``after_call`` a rest of nothing
+        else at the end.
         """
         passed = False
         scan = _scan(tuple(tags))
         while True:
             if found := scan.pattern.search(self._text, self._at):
                 text = self._text[self._at : found.start()]
-                text = text.rstrip() if trim else text
+                text = _trimmed(text) if trim else text
                 self._held = self._at + len(text)
                 self._at = found.end()
                 if text:
@@ -148,7 +150,7 @@ class Cursor:
             text = self._text[self._at :]
             if held := scan.may_begin(text):
                 text = text[:-held]
-            text = text.rstrip() if trim else text
+            text = _trimmed(text) if trim else text
             self._at += len(text)
             self.hold()
             if text:
@@ -228,6 +230,10 @@ class Cursor:
                 return True
         self._at = at
         return None
+
+
+def _trimmed(text: str) -> str:
+    return text[: max(len(text.rstrip()), len(text) - MAX_TRIMMED)]
 
 
 class _Scan:
