@@ -14,7 +14,7 @@ from octavo.engine.input_processor import InputProcessor
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.outputs import RequestOutput
 from octavo.engine.parallel_sampling import ParentRequest
-from octavo.messages import FinishReason, SamplingParams
+from octavo.messages import FinishReason, ResetCache, SamplingParams
 from octavo.tokenizer import load_tokenizer
 
 
@@ -77,6 +77,10 @@ class LLMEngine:
         """Step until the core has nothing left to do or to forget."""
         while self._client.has_work():
             self._client.step()
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes, in the pool and in tiers."""
+        self._client.steer(ResetCache())
 
     def check_invariants(self) -> None:
         """Prove that no KV block is lost or shared wrongly. Raises InvariantError."""

@@ -130,6 +130,11 @@ class LLM:
     def get_tokenizer(self) -> Tokenizer:
         return self._live_engine().tokenizer
 
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes, in the pool and in tiers. True, as in vLLM where it could be done."""
+        self._live_engine().reset_prefix_cache()
+        return True
+
     def shutdown(self) -> None:
         """Release the model and its memory. Idempotent."""
         self._release()

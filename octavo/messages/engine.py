@@ -102,6 +102,7 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     num_running: int = 0
     num_waiting: int = 0
     kv_cache_usage: float = 0.0  # referenced blocks / usable blocks, 0..1
+    kv_cache_pinned: float = 0.0  # of these, those that pins hold
     num_blocks: int = 0
     prefix_cache_queries_delta: int = 0  # tokens
     prefix_cache_hits_delta: int = 0  # tokens, in the block pool

@@ -115,7 +115,8 @@ class EngineMetrics:
     def count_restart(self, waiting: int) -> None:
         """The core is a new one: its pool is empty, nothing runs, and ``waiting`` sequences wait."""
         self._plain["core_restarts"].inc()
-        self._plain["kv_cache_usage_perc"].set(0)
+        for name in ("kv_cache_usage_perc", "kv_cache_pinned_perc"):
+            self._plain[name].set(0)
         self.set_requests(0, waiting)
 
     def _count(self, counter: Any, amount: float) -> None:
@@ -127,6 +128,7 @@ class EngineMetrics:
         self._num_deferred = stats.num_deferred
         self.set_requests(stats.num_running, stats.num_waiting)
         plain["kv_cache_usage_perc"].set(stats.kv_cache_usage)
+        plain["kv_cache_pinned_perc"].set(stats.kv_cache_pinned)
         self._count(plain["num_preemptions"], stats.num_preemptions_delta)
         self._count(plain["prefix_cache_queries"], stats.prefix_cache_queries_delta)
         self._count(plain["prefix_cache_hits"], stats.prefix_cache_hits_delta)

@@ -45,6 +45,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("num_requests_waiting", "gauge", "Requests waiting to be scheduled."),
     Metric("num_requests_waiting_by_reason", "gauge", "Requests waiting, by what they wait for.", ("reason",)),
     Metric("kv_cache_usage_perc", "gauge", "Share of KV blocks in use; 1 is all of them."),
+    Metric("kv_cache_pinned_perc", "gauge", "Share of KV blocks that pins hold; 1 is all of them.", prefix="octavo:"),
     Metric("num_preemptions", "counter", "Preemptions."),
     Metric("prefix_cache_queries", "counter", "Tokens looked up in the prefix cache."),
     Metric("prefix_cache_hits", "counter", "Tokens found in the prefix cache."),

@@ -171,6 +171,10 @@ def test_requests_pin_within_the_quota_of_their_tenant(make_loop: Callable[..., 
     run(loop, "b", list(range(20)), pins=[CachePin(8, 300.0)])
     (pin,) = steer(loop, ListPrefixes(1)).pins
     assert pin.expires_in == 300.0, "the same prefix is renewed"
+    clock.now += 299
+    assert len(steer(loop, ListPrefixes(1)).pins) == 1, "and outlives its first time"
+    clock.now += 1
+    assert steer(loop, ListPrefixes(1)).pins == []
     assert run(loop, "c", [1, 2, 3], pins=[CachePin(3, 300.0)]) == 0
     assert loop.received["c"].outputs[0].num_pinned_tokens == 0
 

@@ -20,7 +20,7 @@ from octavo.engine.async_llm import AsyncLLM
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.outputs import RequestOutput
 from octavo.exceptions import ConfigError, EngineDeadError, ModelError, RequestError, ValidationError
-from octavo.messages import RequestOutputKind, SamplingParams
+from octavo.messages import ListPrefixes, RequestOutputKind, SamplingParams, SetPin
 
 from .tiny_llama import make_config
 
@@ -300,6 +300,23 @@ async def test_a_core_that_fails_says_why(tiny_model: str) -> None:
     with pytest.raises(EngineDeadError, match="Expected `object`"):
         await tiny_async.check_health()
     await tiny_async.shutdown()
+
+
+async def test_an_order_to_a_core_that_dies_is_answered(tiny_model: str) -> None:
+    engine = await AsyncLLM.create(make_config(tiny_model, max_core_restarts=0))
+    assert (await engine.steer(ListPrefixes(1))).prefixes == []
+    with pytest.raises(ValidationError, match="less than 16, a block"):
+        await engine.steer(SetPin(1.0, prompt_token_ids=[1]))
+    os.kill(engine.core_pid, signal.SIGSTOP)
+    orders = [asyncio.ensure_future(engine.steer(ListPrefixes(1))) for _ in range(2)]
+    orders[0].cancel()
+    await asyncio.sleep(0.05)
+    os.kill(engine.core_pid, signal.SIGKILL)
+    with pytest.raises(EngineDeadError, match="killed by signal 9"):
+        await orders[1]
+    with pytest.raises(EngineDeadError):
+        await engine.steer(ListPrefixes(1))
+    await engine.shutdown()
 
 
 async def test_phases_are_told_in_order(tiny_model: str) -> None:

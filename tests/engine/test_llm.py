@@ -86,6 +86,14 @@ def test_threads_take_turns(llm: LLM) -> None:
     assert [[o.outputs[0].token_ids for o in found] for found in outputs] == expected
 
 
+def test_the_prefix_cache_can_be_reset(llm: LLM) -> None:
+    prompt = [list(range(100, 140))]
+    llm.generate(prompt, GREEDY)
+    assert llm.generate(prompt, GREEDY)[0].num_cached_tokens == 32
+    assert llm.reset_prefix_cache()
+    assert llm.generate(prompt, GREEDY)[0].num_cached_tokens == 0
+
+
 def test_no_prompts(llm: LLM) -> None:
     assert llm.generate([], GREEDY) == []
 

@@ -36,6 +36,15 @@ class Client:
         assert answer.status_code == 200, answer.text
         return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
 
+    def metric(self, name: str) -> float:
+        """The value, once it has been the same for a moment: the last step's stats may be on their way."""
+        values = [-1.0, -2.0]
+        while values[-1] != values[-2]:
+            time.sleep(0.2)
+            lines = self.http.get("/metrics").text.splitlines()
+            values += [float(line.rpartition(" ")[2]) for line in lines if line.startswith(name)]
+        return values[-1]
+
     def flood(self) -> None:
         """More new tokens than the pool holds."""
         start = 1000 + int(time.monotonic() * 1000) % 20000
@@ -92,10 +101,12 @@ def test_what_is_cached_is_listed(client: Client) -> None:
 
 def test_a_pinned_prefix_stays(client: Client) -> None:
     client.cached(SYSTEM)
+    assert client.metric("octavo:kv_cache_pinned_perc") == 0
     pin = client.call("POST", "/pins", json={"prompt": SYSTEM, "ttl": 600})
     assert (pin["tokens"], pin["blocks"], pin["blocks_held"], pin["tenant"]) == (64, 4, 4, None)
     assert 0 < pin["expires_at"] - time.time() <= 600
     client.flood()
+    assert client.metric("octavo:kv_cache_pinned_perc") == client.metric("vllm:kv_cache_usage_perc") == 4 / 44
     assert client.cached(SYSTEM) == 64
     (listed,) = client.call("GET", "")["pins"]
     assert listed["id"] == pin["id"]

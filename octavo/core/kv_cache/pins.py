@@ -47,10 +47,11 @@ class PinTable:
         self.limits = limits
         self._pool, self._find = pool, find
         self._pins: dict[str, Pin] = {}
+        self._by_prefix: dict[tuple[bytes, str | None], Pin] = {}  # and tenant
         self._wanted: Counter[bytes] = Counter()  # by name, the number of pins
         self._held: dict[bytes, Block] = {}
         self._tenants: dict[str, Counter[bytes]] = {}
-        self._expiries: list[tuple[float, str]] = []  # a heap; some are of pins that have been renewed or are gone
+        self._expiries: list[tuple[float, str]] = []  # a heap; a pin may have been renewed since, or be gone
         self._numbers = itertools.count()
 
     @property
@@ -67,6 +68,11 @@ class PinTable:
     def held(self) -> list[Block]:
         """Blocks that have a reference from here."""
         return list(self._held.values())
+
+    @property
+    def usage(self) -> float:
+        """Blocks that pins hold / usable blocks, 0..1."""
+        return len(self._held) / self._pool.num_usable
 
     def num_held(self, pin: Pin) -> int:
         """How many of its blocks there are."""
@@ -96,14 +102,13 @@ class PinTable:
 
         Raises ValidationError, see :meth:`check`.
         """
-        for pin in self._pins.values():
-            if pin.prefix == prefix and pin.tenant == tenant:
-                pin.expires = max(pin.expires, expires)
-                heapq.heappush(self._expiries, (pin.expires, pin.pin_id))
-                return pin
+        known = self._by_prefix.get((prefix, tenant))
+        if known is not None:
+            known.expires = max(known.expires, expires)
+            return known
         self.check(names, tenant)
         pin = Pin(f"pin-{next(self._numbers)}", prefix, num_tokens, tuple(names), tenant, expires)
-        self._pins[pin.pin_id] = pin
+        self._pins[pin.pin_id] = self._by_prefix[prefix, tenant] = pin
         heapq.heappush(self._expiries, (expires, pin.pin_id))
         if tenant is not None:
             self._tenants.setdefault(tenant, Counter()).update(pin.names)
@@ -118,6 +123,7 @@ class PinTable:
         pin = self._pins.pop(pin_id, None)
         if pin is None:
             return False
+        del self._by_prefix[pin.prefix, pin.tenant]
         if pin.tenant is not None:
             own = self._tenants.pop(pin.tenant, Counter())  # none where all its pins are of less than a block
             own.subtract(pin.names)
@@ -138,7 +144,9 @@ class PinTable:
         while self._expiries and self._expiries[0][0] <= now:
             _, pin_id = heapq.heappop(self._expiries)
             pin = self._pins.get(pin_id)
-            if pin is not None and pin.expires <= now:
+            if pin is not None and pin.expires > now:
+                heapq.heappush(self._expiries, (pin.expires, pin_id))
+            elif pin is not None:
                 self.remove(pin_id)
 
     def clear(self) -> None:
