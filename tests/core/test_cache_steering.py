@@ -125,6 +125,17 @@ def test_a_pin_on_what_is_not_computed_holds_it_once_it_is(make_loop: Callable[.
     assert run(loop, "d", [*SYSTEM, 10]) == 0
 
 
+def test_a_salt_has_its_own_pins(make_loop: Callable[..., Loop]) -> None:
+    loop = make_loop()
+    steer(loop, SetPin(60.0, prompt_token_ids=SYSTEM, cache_salt="s"))
+    run(loop, "a", [*SYSTEM, 10])
+    assert steer(loop, ListPrefixes(10)).pins[0].num_held == 0
+    run(loop, "b", [*SYSTEM, 10], salt="s")
+    assert steer(loop, ListPrefixes(10)).pins[0].num_held == 2
+    flood(loop)
+    assert [run(loop, "c", [*SYSTEM, 10]), run(loop, "d", [*SYSTEM, 10], salt="s")] == [0, 8]
+
+
 def test_what_a_failed_step_left_in_a_pinned_block_goes(make_loop: Callable[..., Loop]) -> None:
     loop = make_loop()
     steer(loop, SetPin(60.0, prompt_token_ids=SYSTEM))

@@ -97,6 +97,8 @@ def test_what_is_cached_is_listed(client: Client) -> None:
     assert "secret" not in str(listed)
     assert "preview" not in client.call("GET", "?limit=1")["prefixes"][0]
     client.refused("GET", "?limit=0", "at least 1", param="limit")
+    client.refused("GET", "?limit=many", 'must be an integer, got "many"', param="limit")
+    client.refused("GET", "?preview=perhaps", "must be true or false", param="preview")
 
 
 def test_a_pinned_prefix_stays(client: Client) -> None:

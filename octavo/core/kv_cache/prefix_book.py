@@ -1,4 +1,4 @@
-"""PrefixBook: what the named blocks are: their tokens, whose they are, when they were of use, and who pinned them.
+"""PrefixBook: what the named blocks are: their tokens, whose they are, and when they were of use.
 
 The index finds blocks; the book can tell about them: which prefixes there are, and where a prompt that missed departs
 from them. It hears of every name that is given or taken. The names of a row of blocks begin with the row's hash (with

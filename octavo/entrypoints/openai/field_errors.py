@@ -30,10 +30,12 @@ RULES = {
     "extra_forbidden": "is not a field that is known here",
 }
 KINDS = {
+    "bool_parsing": "true or false",
     "bool_type": "true or false",
     "dict_type": "an object",
     "float_type": "a number",
     "int_from_float": "an integer",
+    "int_parsing": "an integer",
     "int_type": "an integer",
     "list_type": "an array",
     "model_attributes_type": "an object",
