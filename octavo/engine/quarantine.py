@@ -8,6 +8,7 @@ there at so many deaths that one more would end the server. Whatever is answered
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Iterable
 
@@ -50,17 +51,20 @@ class Quarantine:
             self._deaths.pop(key, None)
             self._guilty.pop(key, None)
 
+    def holds(self, request: EngineCoreRequest) -> bool:
+        """It is not to be computed (again)."""
+        return bool(self._guilty) and self._seconds_left(request) > 0
+
     def check(self, request: EngineCoreRequest) -> None:
         """Raises DeadlyRequestError for what is not to be taken in."""
-        if not self._guilty:
-            return
-        now = self._clock()
-        self._forget(now)
-        if (since := self._guilty.get(_key(request))) is not None:
+        if self.holds(request):
             raise DeadlyRequestError(
-                f"the engine core died each time that it computed a request like this one; it is not taken in again "
-                f"for {since + self._window - now:.0f} s"
+                "the engine core died each time that it computed a request like this one; it is not taken in again "
+                f"for {self._seconds_left(request):.0f} s"
             )
+
+    def _seconds_left(self, request: EngineCoreRequest) -> float:
+        return self._guilty.get(_key(request), -math.inf) + self._window - self._clock()
 
     def _forget(self, now: float) -> None:
         since = now - self._window

@@ -36,7 +36,8 @@ class Recovery:
     def sort_out(self, death: EngineDeadError, suspect: ParentRequest | None) -> list[ParentRequest]:
         """Of what the dead core had: end what its caller has seen a part of, and what is to blame; return the rest.
 
-        To blame is the ``suspect`` that was on trial; without one, whoever has been computed again before.
+        To blame is the ``suspect`` that was on trial; without one, whoever has been computed again before, and what
+        is in quarantine.
         """
         again = []
         lost = [parent for parent in self.unfinished if parent.times_submitted]
@@ -49,7 +50,11 @@ class Recovery:
             if collector.taken:
                 fault = RequestFault("the engine core died in the middle of this answer; please ask again", str(death))
                 self._end(parent, EngineDeadError, fault)
-            elif parent is suspect or (suspect is None and parent.times_submitted > 1):
+            elif (
+                parent is suspect
+                or (suspect is None and parent.times_submitted > 1)
+                or self.quarantine.holds(parent.request)
+            ):
                 fault = RequestFault("the engine core died twice while it computed this request", str(death))
                 self._end(parent, DeadlyRequestError, fault)
             else:

@@ -132,6 +132,17 @@ async def test_a_request_that_kills_the_core_is_not_taken_in_again(make_engine: 
     assert metric(engine, RESTARTS) == 2
 
 
+async def test_the_last_restart_is_not_for_a_replay(make_engine: Make) -> None:
+    """A request that kills the core after its trial is known by the third death, and not tried a fourth time."""
+    engine = await make_engine(max_core_restarts=3)
+    for _ in range(3):
+        kind = RequestOutputKind.FINAL_ONLY
+        error = await outcome(engine, [6], seed=Fault.KILL_LATER, max_tokens=30, output_kind=kind)
+        assert isinstance(error, DeadlyRequestError)
+        await settled(engine)
+    assert metric(engine, RESTARTS) == 3
+
+
 def test_quarantine_knows_requests_by_what_they_ask_for() -> None:
     now = [1000.0]
     quarantine = Quarantine(SupervisorConfig(max_core_restarts=0), lambda: now[0])
