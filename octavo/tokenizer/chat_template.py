@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import datetime
+from types import BuiltinFunctionType, FunctionType, GeneratorType, MethodType
 from typing import Any
 
 import jinja2
@@ -60,13 +61,16 @@ BOUND_METHODS = (
 )
 SPACES = [c for c in map(chr, range(0x3001)) if c.isspace()]  # where split() and splitlines() may cut
 COMPARISONS = ("eq", "==", "equalto", "ne", "!=", "in", "lt", "<", "lessthan", "le", "<=", "gt", ">", "ge", ">=")
-WALKING_FILTERS = (
+TEXT_FILTERS = (
     *("string", "upper", "lower", "title", "capitalize", "trim", "escape", "e", "forceescape", "safe", "urlencode"),
-    *("sort", "unique", "min", "max", "groupby", "dictsort", "truncate", "striptags", "wordcount", "int", "float"),
-    "reverse",
+    *("truncate", "striptags", "wordcount"),
 )
+WALKING_FILTERS = ("sort", "unique", "min", "max", "groupby", "dictsort", "int", "float", "reverse")
 # A field width of 5 digits or more, or one taken from a value. Each alternative is linear in the pattern's length.
 WIDE_FIELD = re.compile(r"\d{5}|%[-+ #0]{0,8}\d{0,8}\.?\*|\{[^{}:]*:[^{}]*\{")
+
+
+NAMELESS = (type, FunctionType, BuiltinFunctionType, MethodType, GeneratorType)  # as text they are addresses
 
 
 class _Budget:
@@ -159,8 +163,11 @@ def _cut_at(text: str, marker: str) -> str:
 # ---- bounds on values
 
 
-def _measure(value: Any) -> int:
-    """About how many characters ``str(value)`` has; gives up past the bound, so on lists that share their parts too."""
+def _measure(value: Any, *, shown: bool = False) -> int:
+    """About how many characters ``str(value)`` has; gives up past the bound, so on lists that share their parts too.
+
+    ``shown``: it is about to become text, which must not tell addresses of this process.
+    """
     size = seen = 0
     stack = [value]
     while stack:
@@ -168,6 +175,8 @@ def _measure(value: Any) -> int:
         seen += 1
         if seen % 4096 == 0:
             _tick()
+        if shown and (isinstance(item, NAMELESS) or type(item).__repr__ is object.__repr__):
+            raise _fault(f"it prints what has no text of its own, a {type(item).__name__}")
         size += len(item) if isinstance(item, str) else item.bit_length() // 3 + 8 if isinstance(item, int) else 8
         if isinstance(item, Mapping):
             stack += [*item.keys(), *item.values()]
@@ -198,6 +207,13 @@ def _copied(value: Any) -> Any:
 def _printable(value: Any) -> Any:
     """What an expression is about to print, or a filter to turn into text."""
     if not isinstance(value, str):
+        _measure(value, shown=True)
+    return value
+
+
+def _walkable(value: Any) -> Any:
+    """What is about to be compared."""
+    if not isinstance(value, str):
         _measure(value)
     return value
 
@@ -222,7 +238,7 @@ def _check_operands(operator: str, left: Any, right: Any) -> None:
 def _check_format(pattern: str, values: Any) -> None:
     if WIDE_FIELD.search(pattern):
         raise _fault("a format with a wide or computed field")
-    _bounded(len(pattern) + (pattern.count("%") + pattern.count("{")) * _measure(values))
+    _bounded(len(pattern) + (pattern.count("%") + pattern.count("{")) * _measure(values, shown=True))
 
 
 def _check_method(obj: str, name: str, args: tuple[Any, ...]) -> None:
@@ -232,7 +248,7 @@ def _check_method(obj: str, name: str, args: tuple[Any, ...]) -> None:
     elif name == "replace" and len(args) >= 2:
         _bounded(len(obj) + obj.count(str(args[0])) * len(str(args[1])))
     elif name == "join" and args:
-        _bounded(_measure(args[0]) + len(obj) * len(args[0]))
+        _bounded(_measure(args[0], shown=True) + len(obj) * len(args[0]))
     elif name in ("format", "format_map"):
         _check_format(obj, args)
     elif name in SPLITTING_METHODS:
@@ -288,7 +304,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def concat_bounded(self, *parts: Any) -> str:
         """What ``~`` compiles to."""
-        _bounded(sum(len(p) if isinstance(p, str) else _measure(p) for p in parts))
+        _bounded(sum(len(p) if isinstance(p, str) else _measure(p, shown=True) for p in parts))
         return "".join(map(str, parts))
 
     def copied(self, value: Any) -> Any:
@@ -297,7 +313,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def measured(self, value: Any) -> Any:
         """What tuples and the sides of a comparison compile to."""
-        return _printable(value)
+        return _walkable(value)
 
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
         for node in source.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
@@ -393,7 +409,7 @@ def _join(environment: jinja2.Environment, value: Iterable[Any], d: Any = "", at
     if attribute is not None:
         items = list(map(make_attrgetter(environment, attribute), items))
     separator = str(_printable(d))
-    _bounded(_measure(items) + len(separator) * len(items))
+    _bounded(_measure(items, shown=True) + len(separator) * len(items))
     return separator.join(map(str, items))
 
 
@@ -410,7 +426,7 @@ def _check_sum(value: Any, attribute: Any = None, start: Any = 0) -> None:
 
 def _check_sides(*sides: Any) -> None:
     for side in sides:
-        _printable(side)
+        _walkable(side)
 
 
 def _guarded(inner: Any, check: Callable[..., Any]) -> Callable[..., Any]:
@@ -436,7 +452,8 @@ def _bound_filters(filters: dict[str, Callable[..., Any]]) -> None:
         "list": _check_list,
         "sum": _check_sum,
         "format": lambda pattern, *args, **kwargs: _check_format(str(pattern), (*args, *kwargs.values())),
-        **dict.fromkeys(WALKING_FILTERS, lambda value, *_, **__: _copied(_printable(value))),
+        **dict.fromkeys(TEXT_FILTERS, lambda value, *_, **__: _copied(_printable(value))),
+        **dict.fromkeys(WALKING_FILTERS, lambda value, *_, **__: _copied(_walkable(value))),
     }
     for name, check in checks.items():
         filters[name] = _guarded(filters[name], check)

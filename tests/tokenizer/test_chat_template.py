@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -135,6 +136,37 @@ def test_what_cannot_be_continued(template: str, chat: Any) -> None:
 
 def test_the_sandbox_shows_nothing_of_python() -> None:
     assert ours("{{ raise_exception.__globals__ }}{{ ''.__class__ }}{{ '{0.__class__}'.format(1) }}") == ""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "range",
+        "namespace",
+        "dict",
+        "raise_exception",
+        "messages.append",
+        "''.join",
+        "m",
+        "messages|map('upper')",
+        "messages|reverse",
+        "messages|select",
+    ],
+)
+@pytest.mark.parametrize(
+    "way", ["{{ C }}", "{{ [C] }}", "{{ C ~ 'a' }}", "{{ '%s' % C }}", "{{ C|string }}", "{{ {'a': C}|upper }}"]
+)
+def test_no_address_of_this_process_is_printed(code: str, way: str) -> None:
+    try:
+        text = ours("{% macro m() %}{% endmacro %}" + way.replace("C", code))
+    except ValidationError as error:
+        text = str(error)
+    assert re.search(r"0x[0-9a-f]{6}|<class|<built-in", text) is None
+
+
+def test_generators_may_be_walked() -> None:
+    roles = "messages|map(attribute='role')"
+    assert ours("{{ 'user' in ROLES }} {{ ROLES|unique|join }} {{ ROLES|sort|first }}".replace("ROLES", roles)) != ""
 
 
 def test_a_very_long_chat_is_within_the_bounds() -> None:
