@@ -194,6 +194,20 @@ def replay(endpoint: str, start: int, count: int) -> list[tuple[int, bytes]]:
     return found
 
 
+def test_what_strangers_send_is_bounded(addresses: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    """Their connection ends at a frame that is too long, which nobody reads; others are answered as before."""
+    publisher = make_publisher(KVEventsConfig(**addresses))
+    context: zmq.Context[Any] = zmq.Context()
+    with context.socket(zmq.DEALER) as stranger:
+        stranger.connect(addresses["replay_endpoint"])
+        stranger.send_multipart([b"", bytes(1 << 20)])
+        time.sleep(0.2)
+        replay(addresses["replay_endpoint"], 0, 2)
+    publisher.close()
+    assert caplog.text.count("not an 8-byte number") == 2  # of replay()
+    context.destroy(linger=0)
+
+
 def test_whoever_is_slow_misses_some_and_asks_again(addresses: dict[str, Any]) -> None:
     publisher = make_publisher(KVEventsConfig(**addresses, hwm=1, buffer_steps=50))
     slow = Subscriber(addresses["endpoint"])

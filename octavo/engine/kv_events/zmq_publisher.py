@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 NUMBER_BYTES = 8
 END_OF_REPLAY = (-1).to_bytes(NUMBER_BYTES, "big", signed=True)
+LONGEST_REQUEST = 4096  # bytes of what strangers may send: a topic, or a number; else they could fill the memory
 CLOSE_SECONDS = 1.0  # how long the last batches may take to leave
 STOP: list[bytes] = [b""]  # to the thread
 
@@ -87,6 +88,7 @@ class _Sender:
         self._queue.set_hwm(1)
         self._queue.connect("inproc://queue")
         self._subscribers = context.socket(zmq.PUB)
+        self._subscribers.maxmsgsize = LONGEST_REQUEST
         self._subscribers.set_hwm(config.hwm)
         self._subscribers.linger = int(1000 * CLOSE_SECONDS)
         bound = config.endpoint.startswith(("ipc://", "inproc://")) or "*" in config.endpoint or "::" in config.endpoint
@@ -94,6 +96,7 @@ class _Sender:
         self._poller = zmq.Poller()
         self._poller.register(self._queue, zmq.POLLIN)
         self._replay = context.socket(zmq.ROUTER)
+        self._replay.maxmsgsize = LONGEST_REQUEST
         self._replay.set_hwm(config.buffer_steps + 1)
         self._replay.linger = 0
         if config.replay_endpoint is not None:
