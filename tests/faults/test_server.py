@@ -154,13 +154,17 @@ def test_kill_minus_nine_under_load(server: RunningServer) -> None:
 @pytest.mark.parametrize("fault", [Fault.SEGFAULT, Fault.HANG], ids=["segfault", "hang"])
 def test_a_request_that_ends_the_core_each_time(server: RunningServer, fault: Fault) -> None:
     expected = plain(server)
+    asked: dict[str, Any] = {"prompt": [6, len(fault.name)], "seed": fault}
     with ThreadPoolExecutor(8) as pool:
-        poison = pool.submit(ask, server, prompt=[6], seed=fault)
+        poison = pool.submit(ask, server, **asked)
         server.wait_until(lambda: CLIENT.get(f"{server.url}/health").status_code == 503)
         others = [pool.submit(plain, server) for _ in range(4)]
         assert {one.result() for one in others} == {expected}
         assert poison.result().status_code == 500
     assert "died twice" in poison.result().json()["error"]["message"]
+    again = ask(server, **asked)
+    assert (again.status_code, again.headers["x-should-retry"]) == (500, "false")
+    assert "not taken in again" in again.json()["error"]["message"]
 
 
 def test_a_stopped_core(server: RunningServer) -> None:
@@ -182,7 +186,7 @@ def test_a_client_that_stops_reading(server: RunningServer) -> None:
     with socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         slow.connect((host, int(port)))
-        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         slow.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         server.wait_until(lambda: server.metric("vllm:num_requests_running") == 16)
         assert plain(server) == expected
