@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -121,7 +122,8 @@ class AsyncCoreClient:
         self._commands.connect(launch.commands_address)  # the connecting side queues until the other is there
         self._messages.bind(launch.messages_address)
         command = [sys.executable, "-c", BOOTSTRAP, json.dumps(sys.path)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE)
+        environment = {"OPENBLAS_NUM_THREADS": "1", **os.environ}  # kernels have their own: NumPy starts faster without
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
         threading.Thread(target=self._wait_for_exit, name="core-watch", daemon=True).start()
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it died already: ready() says so

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import logging
 import os
 import shutil
@@ -188,6 +189,7 @@ def main(started: float | None = None) -> None:
     status = 0
     try:
         core = build_core(launch, process, started)
+        gc.freeze()  # what is there now stays: no collection need look through it, while steps wait
         process.send(Message(ready=core.info))
         process.run(core)
     except Exception as error:

@@ -218,8 +218,9 @@ async def test_killed_core_is_noticed_by_all(tiny_model: str) -> None:
     os.kill(tiny_async.core_pid, signal.SIGKILL)
     results = await asyncio.gather(*waiting, return_exceptions=True)
     assert all(isinstance(result, EngineDeadError) for result in results)
-    assert "signal 9" in str(results[0])
-    with pytest.raises(EngineDeadError):
+    causes = ("killed by signal 9", "died in the middle of this answer")  # nothing was answered yet; something was
+    assert all(any(cause in str(result) for cause in causes) for result in results)
+    with pytest.raises(EngineDeadError, match="signal 9"):
         await tiny_async.check_health()
     with pytest.raises(EngineDeadError):
         tiny_async.generate([1], params())
