@@ -244,6 +244,11 @@ class SchedulerConfig:
         return max(self.max_num_seqs, min(self.most_speculating * each, self.step_tokens))
 
     @property
+    def tokens_ahead(self) -> int:
+        """Most tokens of a sequence that are planned before the first of them has come back."""
+        return self.pipeline_depth * self.step_tokens
+
+    @property
     def step_tokens(self) -> int:
         """Most tokens of a step: small by default, since nobody gets a token, or is aborted, before a step ends."""
         if self.max_num_batched_tokens is not None:

@@ -15,12 +15,12 @@ from octavo.exceptions import ValidationError
 from octavo.messages import EngineCoreRequest
 
 
-def pin_limits(cache: CacheConfig, num_blocks: int, num_groups: int, max_model_len: int) -> PinLimits:
+def pin_limits(cache: CacheConfig, num_blocks: int, longest: int) -> PinLimits:
     """What pins may take away from ``num_blocks`` blocks, the null block included.
 
-    Beside them the longest request still fits, so that what can ever run can always run.
+    Beside them the longest request, which holds ``longest``, still fits, so that what can ever run can always run.
     """
-    usable, longest = num_blocks - 1, -(-max_model_len // cache.block_size) * num_groups
+    usable = num_blocks - 1
     most = max(0, min(int(cache.max_pinned_share * usable), usable - longest)) if cache.enable_prefix_caching else 0
     return PinLimits(most, min(most, int(cache.tenant_pinned_share * usable)))
 

@@ -49,6 +49,7 @@ from octavo.messages import (
     RequestFault,
     SchedulerOutput,
     SchedulerStats,
+    blocks_at_once,
     max_tokens_that_fit,
 )
 from octavo.utils.registry import resolve
@@ -78,6 +79,7 @@ class Scheduler:
             raise ConfigError(f"num_blocks = {num_blocks}: must be at least 2 (one is the null block)")
         self._config = config
         self._clock = clock
+        longest = blocks_at_once(max_model_len, cache.block_size, windows, config.tokens_ahead)
         self._kv = make_manager(
             num_blocks,
             cache.block_size,
@@ -85,7 +87,8 @@ class Scheduler:
             tiers,
             enable_prefix_caching=cache.enable_prefix_caching,
             prefix_index=cache.prefix_index,
-            pin_limits=pin_limits(cache, num_blocks, len(windows), max_model_len),
+            ahead=config.tokens_ahead,
+            pin_limits=pin_limits(cache, num_blocks, longest),
             clock=clock,
             events=EventLog(windows) if cache.kv_events.enabled else NO_EVENTS,
         )
@@ -97,7 +100,7 @@ class Scheduler:
         )
         self._limits = RequestLimits(
             max_model_len=max_model_len,
-            max_kv_tokens=max_tokens_that_fit(num_blocks, cache.block_size, len(windows)),
+            max_kv_tokens=max_tokens_that_fit(num_blocks, cache.block_size, windows, config.tokens_ahead),
             max_step_tokens=None if config.enable_chunked_prefill else config.step_tokens,
         )
         chunked = config.enable_chunked_prefill and config.long_prefill_token_threshold > 0

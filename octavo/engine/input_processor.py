@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from octavo.config import EngineConfig
 from octavo.exceptions import ValidationError
-from octavo.messages import EngineCoreRequest, EngineInfo, SamplingParams, max_tokens_that_fit
+from octavo.messages import EngineCoreRequest, EngineInfo, SamplingParams
 from octavo.structured_output.checker import GrammarChecker
 from octavo.tokenizer.base import Tokenizer
 
@@ -42,7 +42,6 @@ class InputProcessor:
         self._info = info
         self._seed = config.model.seed
         self._limits = config.sampling
-        self._pool_tokens = max_tokens_that_fit(info.num_blocks, info.block_size, info.num_kv_groups)
         chunked, most = config.scheduler.enable_chunked_prefill, config.scheduler.step_tokens
         self._step_tokens = None if chunked else most
         self._counter = itertools.count()
@@ -194,12 +193,6 @@ class InputProcessor:
             raise ValidationError(
                 f"This model's maximum context length is {limit} tokens, but the prompt alone has {num_prompt} tokens "
                 f"and at least 1 must be left for the output. Please shorten the prompt.",
-                parameter="prompt",
-                value=num_prompt,
-            )
-        if num_prompt > self._pool_tokens:
-            raise ValidationError(
-                f"The prompt has {num_prompt} tokens, but the whole KV cache holds only {self._pool_tokens}.",
                 parameter="prompt",
                 value=num_prompt,
             )

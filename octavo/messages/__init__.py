@@ -29,7 +29,7 @@ from octavo.messages.engine import (
     TokenLogprobs,
 )
 from octavo.messages.fault import RequestFault
-from octavo.messages.kv_cache import KVCacheSpec, max_tokens_that_fit
+from octavo.messages.kv_cache import KVCacheSpec, blocks_at_once, max_tokens_that_fit, most_rows
 from octavo.messages.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent, KVEventBatch
 from octavo.messages.kv_transfer import KVMove, KVTierInfo, KVTierReport, KVTierStats, KVTraffic
 from octavo.messages.memory import MemoryPlan
@@ -90,5 +90,7 @@ __all__ = [
     "Tenant",
     "ThinkingTokens",
     "TokenLogprobs",
+    "blocks_at_once",
     "max_tokens_that_fit",
+    "most_rows",
 ]

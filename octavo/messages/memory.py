@@ -50,8 +50,8 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the blocks hold."""
-        return self.kv.tokens_in(self.num_blocks)
+        """Tokens that the blocks hold, if none is given back."""
+        return max(0, self.num_blocks - 1) // len(self.kv.windows) * self.kv.block_size
 
     @property
     def explained(self) -> str:
@@ -63,7 +63,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     def requests_of(self, num_tokens: int) -> int:
         """How many requests of ``num_tokens`` run side by side without sharing anything.
 
-        The last one is let in when there is room for it without windows, those before it hold what their windows see.
+        The last one is let in when there is room for all it will hold; those before it hold what their windows see.
         """
         if num_tokens > self.max_model_len:
             return 0

@@ -107,6 +107,7 @@ def _without_kv(model: ModelOutline, backend: Backend, config: EngineConfig, lon
         block_size=limits.block_size,
         scale_size=backend.kv_scale_size(limits.kv_dtype),
         windows=program.kv_groups.windows,
+        ahead=config.scheduler.tokens_ahead,
     )
     return MemoryPlan(
         memory=0,
@@ -135,7 +136,7 @@ def _sampling_bytes(config: EngineConfig, vocab_size: int) -> int:
 
 def _requests_bytes(config: EngineConfig, kv: KVCacheSpec, longest: int) -> int:
     """Of each sequence: token ids, and a block table, which is copied for a step."""
-    return 4 * config.scheduler.max_num_seqs * (longest + 2 * kv.blocks_for(longest))
+    return 4 * config.scheduler.max_num_seqs * (longest + 2 * kv.entries_for(longest))
 
 
 def _memory(plan: MemoryPlan, model: ModelOutline, machine: Machine) -> int:

@@ -468,13 +468,15 @@ class Loop:
                 method="ngram", num_speculative_tokens=num_drafts, disable_by_batch_size=config.max_num_seqs
             )
             config = dataclasses.replace(config, speculative_config=speculative)
+        else:
+            config = dataclasses.replace(config, pipeline_depth=depth)
         self.scheduler = Scheduler(config, cache, num_blocks, max_model_len, windows=windows, tiers=tiers, clock=clock)
         if policy is not None:
             kv, overtakes = self.scheduler._kv, config.longest_prefix_first
             policy = by_prefix(policy, overtakes, lambda request: kv.find_prefix(request).num_tokens)
             self.scheduler._policy = self.scheduler._book._policy = policy
         self.worker = CheckingWorker(config, cache.block_size, num_blocks, windows, num_drafts)
-        self.limit = min(max_model_len, (num_blocks - 1) // len(windows) * cache.block_size + 1)
+        self.limit = min(max_model_len, self.scheduler._limits._max_kv_tokens + 1)
         self.depth = depth
         self.in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput | None]] = deque()  # None: it raised, or is void
         self.blamed: set[str] = set()  # ended by a step that raised

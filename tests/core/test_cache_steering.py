@@ -151,12 +151,12 @@ def test_pins_leave_room_for_the_longest_request() -> None:
     cache = cache_config(4)
     for num_blocks in range(2, 60):
         for max_model_len in (2, 17, 60, 400):
-            limits = pin_limits(cache, num_blocks, 1, max_model_len)
+            limits = pin_limits(cache, num_blocks, -(-max_model_len // 4))
             usable = num_blocks - 1
             assert 0 <= limits.tenant_blocks <= limits.blocks <= usable // 4
             assert limits.blocks == 0 or (usable - limits.blocks) * 4 >= max_model_len
     off = cache_config(4, enable_prefix_caching=False)
-    assert pin_limits(off, 1000, 1, 16) == PinLimits(0, 0)
+    assert pin_limits(off, 1000, 4) == PinLimits(0, 0)
 
 
 def test_the_quota_is_named(make_loop: Callable[..., Loop]) -> None:

@@ -90,15 +90,6 @@ def test_prompt_fills_the_context(processor: InputProcessor, length: int) -> Non
     assert f"alone has {length} tokens" in str(error)
 
 
-def test_prompt_larger_than_the_pool(tiny_model: str) -> None:
-    processor = InputProcessor(load_tokenizer(tiny_model), info(max_model_len=4096), make_config(tiny_model))
-    error = refusal(processor, [1] * 300)  # 16 usable blocks of 16 tokens
-    assert error.parameter == "prompt"
-    assert "300" in str(error)
-    assert "256" in str(error)
-    processor.process([1] * 200, SamplingParams(max_tokens=200))  # outgrows the pool alone: ends with "length"
-
-
 def test_prompt_longer_than_a_step_without_chunking(tiny_model: str) -> None:
     config = make_config(tiny_model, enable_chunked_prefill=False)
     processor = InputProcessor(load_tokenizer(tiny_model), info(max_model_len=4096), config)

@@ -13,7 +13,7 @@ import pytest
 
 from octavo.config import SpeculativeConfig
 from octavo.engine.llm_engine import LLMEngine
-from octavo.messages import EngineCoreOutputs, EngineCoreRequest, SamplingParams
+from octavo.messages import EngineCoreOutputs, EngineCoreRequest, SamplingParams, blocks_at_once
 from tests.engine.tiny_llama import VOCAB, make_config, write_tokenizer
 from tests.models.tiny import random_ids, reference_logits, save
 
@@ -149,6 +149,24 @@ def test_preempted(model: tuple[str, str, Any], changes: dict[str, Any]) -> None
     engine.shutdown()
     assert found == expected
     assert preemptions > 0
+
+
+def test_a_pool_that_holds_only_what_windows_see(model: tuple[str, str, Any], alone: Answers) -> None:
+    """The longest sequence still runs: its blocks go back in time."""
+    name, folder, _ = model
+    windows = {"gemma3": [24, 24, 24, 24, None], "mistral": [20], "qwen2": [33, None]}[name]
+    blocks = blocks_at_once(250, 16, windows, ahead=32)
+    assert blocks < 16 * GROUPS[name]
+    for depth in (1, 2):
+        settings = {"max_num_batched_tokens": 32 // depth, "pipeline_depth": depth}
+        engine = engine_of(name, folder, blocks=1 + blocks, **settings)
+        assert engine.info.max_model_len == 250
+        found, _, _ = answers(engine, [PROMPTS[0], PROMPTS[2]])
+        (longest,), preemptions, _ = answers(engine, [PROMPTS[0]], max_tokens=100)
+        engine.shutdown()
+        assert found == [alone[0], alone[2]]
+        assert len(longest[0]) == 100
+        assert preemptions == 0
 
 
 @pytest.mark.parametrize("caching", [True, False], ids=["cached", "uncached"])

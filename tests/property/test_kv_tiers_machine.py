@@ -15,7 +15,7 @@ from octavo.core.kv_cache.event_log import EventLog
 from octavo.core.kv_cache.groups import GroupedKVCacheManager, make_manager
 from octavo.core.kv_cache.manager import Prefix, Room
 from octavo.core.request import Request
-from octavo.messages import KVTierReport, ModelRunnerOutput, SchedulerOutput
+from octavo.messages import KVTierReport, ModelRunnerOutput, SchedulerOutput, blocks_at_once
 from tests.core.checking_worker import host_tier, make_request
 from tests.property.test_kv_cache_machine import follow
 
@@ -46,6 +46,7 @@ class KVMachine(RuleBasedStateMachine):
         block_size=st.sampled_from([1, 2, 2, 4]),
         caching=st.sampled_from([True, True, True, False]),
         windows=st.sampled_from(WINDOWS),
+        ahead=st.sampled_from([2, 6, 40]),
         index=st.sampled_from(["hash", "radix"]),
         host=st.sampled_from([0, 5, 40]),
         swaps=st.booleans(),
@@ -57,6 +58,7 @@ class KVMachine(RuleBasedStateMachine):
         block_size: int,
         caching: bool,
         windows: list[int | None],
+        ahead: int,
         index: str,
         host: int,
         swaps: bool,
@@ -71,10 +73,11 @@ class KVMachine(RuleBasedStateMachine):
             tiers,
             enable_prefix_caching=caching,
             prefix_index=index,
+            ahead=ahead,
             events=EventLog(windows),
         )
         self.told: set[tuple[int, int]] = set()  # the blocks that KV events speak of
-        self.windows, self.size = windows, block_size
+        self.windows, self.size, self.ahead = windows, block_size, ahead
         self.contents: dict[int, list[Cell]] = {}  # by block, then by offset
         self.kept: dict[tuple[str, int | bytes], Kept] = {}
         self.untold: list[bytes] = []  # stores on disk that have ended
@@ -171,7 +174,7 @@ class KVMachine(RuleBasedStateMachine):
         if isinstance(self.manager, GroupedKVCacheManager) and self.manager.tiers.swaps.of(request) is None:
             self.check_longest(request, prefix)
         fits, num_free = self.manager.would_fit(request, []), self.manager.pool.num_free
-        count = min(chunk, request.num_tokens - prefix.num_tokens)
+        count = min(chunk, self.ahead // 2, request.num_tokens - prefix.num_tokens)
         room = self.manager.admit(request, prefix, count)
         assert fits == (room is not None)
         if room is None:
@@ -227,7 +230,7 @@ class KVMachine(RuleBasedStateMachine):
     def extend(self, request: Request, chunk: int, token_id: int) -> None:
         if request.num_computed_tokens == request.num_tokens:
             request.token_ids.append(token_id)
-        count = min(chunk, request.num_tokens - request.num_computed_tokens)
+        count = min(chunk, self.ahead // 2, request.num_tokens - request.num_computed_tokens)
         before = self.manager.block_ids(request)
         room = self.manager.extend(request, count)
         after = self.manager.block_ids(request)
@@ -322,6 +325,8 @@ class KVMachine(RuleBasedStateMachine):
         follow(self.told, self.manager.steering)
         for request in self.running:
             self.check(request)
+            held = sum(block_id != 0 for block_id in self.manager.block_ids(request))
+            assert held <= blocks_at_once(request.num_tokens, self.size, self.windows, self.ahead)
 
     def teardown(self) -> None:
         """When all is told, a disk holds what its planner knows."""

@@ -202,7 +202,7 @@ def test_an_engine_does_not_start_where_it_does_not_fit(tiny: Path, monkeypatch:
 
 def test_requests_at_once_with_windows(tiny: Path) -> None:
     """Five blocks of each full group and, for a window of 20, three of the other; the last one enters with five."""
-    plan = replace(plan_of(config_of(tiny)), kv=replace(KV, windows=(None, 20)), max_model_len=1000)
+    plan = replace(plan_of(config_of(tiny)), kv=replace(KV, windows=(None, 20), ahead=64), max_model_len=1000)
     assert (plan.kv.blocks_for(80), plan.kv.blocks_held(80)) == (10, 8)
     for num_blocks, count in ((10, 0), (11, 1), (18, 1), (19, 2), (27, 3)):
         assert replace(plan, num_blocks=num_blocks).requests_of(80) == count

@@ -13,8 +13,8 @@ all its blocks of full groups are there, and of each other group those that its 
 
 Tiers keep the blocks of each group by themselves; a request is swapped out with all that its next token sees, or not.
 
-Does everything else as ``KVCacheManager``, and counts as if no block ever went back early: a request that fits so will
-always fit.
+Does everything else as ``KVCacheManager``. What may start is decided by what a request will hold at most, whatever is
+in flight then: the blocks of a window, and those of the tokens planned before the first of them has come back.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from octavo.core.kv_cache.tier_link import TierLink
 from octavo.core.request import Request, RequestStatus
 from octavo.exceptions import InvariantError
 from octavo.kv_transfer.chain import TierChain
-from octavo.messages import KVMove
+from octavo.messages import KVMove, most_rows
 
 Windows = Sequence[int | None]
 Place = Block | bytes | None
@@ -56,10 +56,11 @@ class _Table:
 
 
 class GroupedKVCacheManager:
-    """As ``KVCacheManager``; ``windows`` are those of the groups, None for full attention."""
+    """As ``KVCacheManager``; ``windows`` and ``ahead`` are those of the ``KVCacheSpec``."""
 
     __slots__ = (
-        *("_null", "_tables", "_windows", "block_size", "enable_prefix_caching", "index", "pool", "steering", "tiers"),
+        *("_most", "_null", "_tables", "_windows", "block_size", "enable_prefix_caching", "index", "pool", "steering"),
+        "tiers",
     )
 
     def __init__(
@@ -70,6 +71,7 @@ class GroupedKVCacheManager:
         tiers: TierChain | None = None,
         *,
         enable_prefix_caching: bool = True,
+        ahead: int = 1,
         pin_limits: PinLimits = NO_PINS,
         clock: Callable[[], float] = time.monotonic,
         events: EventLog | NullEventLog = NO_EVENTS,
@@ -96,6 +98,7 @@ class GroupedKVCacheManager:
         )
         self._null = self.pool.blocks[0]
         self._windows = tuple(windows)
+        self._most = [most_rows(window, block_size, ahead) for window in windows]
         self._tables: dict[str, _Table] = {}
 
     @property
@@ -155,8 +158,17 @@ class GroupedKVCacheManager:
 
     def num_missing(self, requests: Sequence[Request]) -> int:
         """Blocks that ``requests``, which have tables, still need for all their known tokens."""
-        held = self._tables
-        return sum(max(0, self._num_entries(r.num_tokens) - len(held[r.request_id].blocks)) for r in requests)
+        return sum(self._num_lacking(self._tables[one.request_id], one.num_tokens) for one in requests)
+
+    def _num_lacking(self, table: _Table, num_tokens: int) -> int:
+        """Blocks that ``table`` will hold more than now, at most, until it has room for ``num_tokens``."""
+        num_rows, held = -(-num_tokens // self.block_size), len(table.blocks) // self.num_groups
+        return sum(max(0, min(num_rows - first, most) - (held - first)) for first, most in zip(table.first, self._most))
+
+    def _most_blocks(self, start: int, num_tokens: int) -> int:
+        """Blocks that a sequence holds at most while it grows from ``start`` tokens to ``num_tokens``."""
+        num_rows = -(-num_tokens // self.block_size)
+        return sum(min(num_rows - first, most) for first, most in zip(self._first_rows(start), self._most))
 
     def admit(self, request: Request, prefix: Prefix, num_tokens: int, *, reserved: int = 0) -> Room | None:
         """See ``KVCacheManager.admit``."""
@@ -166,7 +178,7 @@ class GroupedKVCacheManager:
         blocks, cached, keys = prefix.blocks, prefix.num_tokens, prefix.keys
         shared = self._real(blocks)
         revived = sum(block.ref_count == 0 for block in shared)
-        whole = self._num_entries(max(request.num_tokens, cached + num_tokens)) - len(blocks) + len(keys)
+        whole = self._most_blocks(cached, max(request.num_tokens, cached + num_tokens)) - len(shared)
         if whole > self.pool.num_free - revived - reserved:
             return None
         self.pool.acquire(shared)
@@ -294,14 +306,14 @@ class GroupedKVCacheManager:
         """See ``KVCacheManager.would_fit``."""
         held, own = self._held(holders), self._tables.get(request.request_id)
         prefix = self.find_prefix(request)
-        blocks = prefix.blocks if own is None else own.blocks
         free = self.pool.num_free + sum(self.pool.blocks[i].ref_count == count for i, count in held.items())
-        missing = self._num_entries(request.num_tokens) - len(blocks) + len(prefix.keys)
         if own is not None:
-            last = blocks[-self.num_groups :] if request.num_computed_tokens % self.block_size else []
-            return missing + self.num_groups * any(block.ref_count > 1 for block in last) <= free
-        taken = sum(block.ref_count == held[block.block_id] for block in self._real(blocks))
-        return missing <= free - taken - reserved
+            last = own.blocks[-self.num_groups :] if request.num_computed_tokens % self.block_size else []
+            copies = self.num_groups * any(block.ref_count > 1 for block in last)
+            return self._num_lacking(own, request.num_tokens) + copies <= free
+        shared = self._real(prefix.blocks)
+        taken = sum(block.ref_count == held[block.block_id] for block in shared)
+        return self._most_blocks(prefix.num_tokens, request.num_tokens) - len(shared) <= free - taken - reserved
 
     def share(self, request: Request) -> None:
         """See ``KVCacheManager.share``."""
@@ -420,15 +432,18 @@ def make_manager(
     tiers: TierChain | None = None,
     *,
     prefix_index: str = "hash",
+    ahead: int = 1,
     **options: Any,
 ) -> KVManager:
     """The manager of a model whose groups have these ``windows``; ``options`` are those of its class.
+
+    ``ahead``: most tokens of a sequence that are planned before the first of them has come back.
 
     With windows, prefixes are found by hashes, whatever ``prefix_index`` says.
     """
     if tuple(windows) == (None,):
         return KVCacheManager(num_blocks, block_size, tiers, prefix_index=prefix_index, **options)
-    return GroupedKVCacheManager(num_blocks, block_size, windows, tiers, **options)
+    return GroupedKVCacheManager(num_blocks, block_size, windows, tiers, ahead=ahead, **options)
 
 
 def _name(block_hash: bytes, group: int) -> bytes:
