@@ -64,7 +64,7 @@ def test_backlogged_tenants_get_service_in_proportion_to_their_weights(
     for _ in range(150):
         for name, kinds in (("a", first), ("b", second)):
             waiting = sum(request.request_id[0] == name for request in loop.scheduler._policy)
-            for _ in range(3 - waiting):
+            for _ in range(num_seqs + 1 - waiting):  # neither queue is ever empty
                 prompt, answer = kinds[added[name] % len(kinds)]
                 fields = {"tenant": tenants[name], "max_tokens": answer}
                 loop.add(make_request(f"{name}{added[name]}", [added[name] % 20] * prompt, **fields))
