@@ -157,11 +157,10 @@ class Timed:
         self.spent += time.thread_time_ns() - start
         return found
 
-    def insert(self, request: Request, blocks: Sequence[Block], num_tokens: int, *, first: int = 0) -> Block | None:
+    def insert(self, request: Request, blocks: Sequence[Block], num_tokens: int, *, first: int = 0) -> None:
         start = time.thread_time_ns()
-        superseded = self.index.insert(request, blocks, num_tokens, first=first)
+        self.index.insert(request, blocks, num_tokens, first=first)
         self.spent += time.thread_time_ns() - start
-        return superseded
 
     def remove(self, block: Block) -> None:
         start = time.thread_time_ns()

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 from octavo.config import CacheConfig, SchedulerConfig
+from octavo.core.family import SOLO
 from octavo.core.kv_cache.groups import make_manager
 from octavo.core.kv_cache.hash_index import HashIndex
+from octavo.core.kv_cache.manager import NO_ROOM_NEEDED, KVCacheManager
+from octavo.core.request import Request
 from octavo.exceptions import ConfigError
 from octavo.messages import EvictPrefixes, RestorePrefix
 from tests.core.checking_worker import Loop, cache_config, host_tier, make_request
@@ -111,12 +114,31 @@ def test_a_partly_filled_block_makes_room_for_one_that_holds_more() -> None:
 def test_a_prefix_that_a_twin_has_named_lives_as_long_as_what_continues_it() -> None:
     """Both compute the prefix at once, so what continues one's stands behind blocks of the other, which ends first."""
     loop = make_loop(num_blocks=9)
-    for name, tail, count in (("ends first", [1], 1), ("goes on", [2], 6)):
+    for name, tail, count in (("goes on", [2], 6), ("ends first", [1], 1)):
         loop.add(make_request(name, [*PROMPT[:8], *tail], max_tokens=count))
-    loop.scheduler._longest_chunk = 4  # so that the second one catches up
+    loop.scheduler._longest_chunk = 4  # so that the second one computes its second block beside the first one
     loop.run()
-    assert cached(loop, "other", [OTHER] * 15) == 0  # takes half of the pool
-    assert cached(loop, "again", [*PROMPT[:8], 2, OTHER]) == 9
+    assert cached(loop, "other", [OTHER] * 19) == 0  # of eight blocks these three are left
+    assert cached(loop, "again", [*PROMPT[:8], 2, *loop.received["goes on"].tokens[:3], OTHER]) == 12
+
+
+def test_a_fork_that_writes_into_a_cached_block_takes_it_out_of_the_tree() -> None:
+    manager = KVCacheManager(9, 4, prefix_index="radix")
+    parent = Request(make_request("parent", PROMPT[:7]), SOLO, limit=100, queued_time=0.0)
+    assert manager.admit(parent, manager.find_prefix(parent), 7) is not None
+    parent.start(0, 0.0)
+    parent.advance(7)
+    manager.share(parent)
+    parent.num_confirmed_tokens = 7
+    child = parent.fork(make_request("child", [0]), SOLO, limit=100)
+    child.token_ids = [*PROMPT[:5], OTHER]
+    manager.fork(parent, child, 5)
+    child.start(5, 0.0)
+    manager.free(parent)
+    same = Request(make_request("same", PROMPT[:8]), SOLO, limit=100, queued_time=0.0)
+    assert manager.find_prefix(same).num_tokens == 7
+    assert manager.extend(child, 1) == NO_ROOM_NEEDED  # in place, over the parent's sixth token
+    assert manager.find_prefix(same).num_tokens == 4
 
 
 def test_evicting_everything_leaves_no_partly_filled_block() -> None:

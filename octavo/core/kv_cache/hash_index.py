@@ -34,11 +34,10 @@ class HashIndex:
             found.append(block)
         return Match(found)
 
-    def insert(self, request: Request, blocks: Sequence[Block], num_tokens: int, *, first: int = 0) -> Block | None:
+    def insert(self, request: Request, blocks: Sequence[Block], num_tokens: int, *, first: int = 0) -> None:
         hashes = request.hashes(self._block_size)
         for row in range(first, num_tokens // self._block_size):
             self.name(hashes[row], blocks[row], request, row)
-        return None
 
     def get(self, name: bytes) -> Block | None:
         """The block with this name, if there is one."""

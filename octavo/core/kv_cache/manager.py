@@ -312,22 +312,17 @@ class KVCacheManager:
         self._offer(request, table)
         if full <= table.num_named or table.private or not self.enable_prefix_caching:
             return
-        self._insert(request, table.blocks, full * self.block_size, table.num_named)
+        self.index.insert(request, table.blocks, full * self.block_size, first=table.num_named)
         confirmed = request.num_confirmed_tokens // self.block_size
         for block in table.blocks[max(confirmed, table.num_named) : full]:
             self.tiers.fills(block, request)
         table.has_twins |= not all(block.is_cached for block in table.blocks[table.num_named : full])
         table.num_named = full
 
-    def _insert(self, request: Request, blocks: Sequence[Block], num_tokens: int, first: int = 0) -> None:
-        superseded = self.index.insert(request, blocks, num_tokens, first=first)
-        if superseded is not None:
-            self.pool.discard(superseded)
-
     def _adopt(self, request: Request, blocks: Mapping[bytes, Block]) -> None:
         """See ``steering.Adopt``."""
         rows = [blocks[name] for name in takewhile(blocks.__contains__, request.block_hashes)]
-        self._insert(request, rows, len(rows) * self.block_size)
+        self.index.insert(request, rows, len(rows) * self.block_size)
 
     def _offer(self, request: Request, table: _Table) -> None:
         """Tell the tiers of blocks that have a name, and whose step has come back."""
@@ -360,7 +355,7 @@ class KVCacheManager:
         for block in table.blocks[num_sound : table.num_named]:
             self.index.remove(block)
         if confirmed > table.copied_at and not (spoiled or table.private) and self.enable_prefix_caching:
-            self._insert(request, table.blocks, min(confirmed, request.num_tokens), table.num_named)
+            self.index.insert(request, table.blocks, min(confirmed, request.num_tokens), first=table.num_named)
         if (source := self._sources.pop(request.request_id, None)) is not None:
             self.pool.free([source])
         self.pool.free(reversed(table.blocks))

@@ -57,11 +57,10 @@ class PrefixIndex(Protocol):
         """The longest prefix of the first ``num_tokens`` of the request's known tokens."""
         ...
 
-    def insert(self, request: Request, blocks: Sequence[Block], num_tokens: int, *, first: int = 0) -> Block | None:
+    def insert(self, request: Request, blocks: Sequence[Block], num_tokens: int, *, first: int = 0) -> None:
         """``blocks`` hold the first ``num_tokens`` tokens of the request; those before ``first`` were inserted before.
 
-        Where a block with equal contents is there, it stays. Returns a partly filled one that had to go, since the new
-        ones hold the same and more.
+        Where a block with equal contents is there, it stays; a partly filled one that holds less goes.
         """
         ...
 

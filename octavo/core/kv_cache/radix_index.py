@@ -8,7 +8,7 @@ A label is the edge's token ids, four bytes each. Children are sorted by their f
 has most in common with any other sequence is a neighbour of the place where that would be. No child's first block
 begins with the whole of another's. A block is here only while all before it are.
 
-After SGLang's RadixAttention (Zheng et al., arXiv 2312.07104), whose tree has edges of single tokens' places.
+After SGLang's RadixAttention (Zheng et al., arXiv 2312.07104), whose tree leads to places of tokens instead of blocks.
 """
 
 from __future__ import annotations
@@ -100,8 +100,10 @@ class RadixIndex:
             at += shared
         return Match(found)
 
-    def insert(self, request: Request, blocks: Sequence[Block], num_tokens: int, *, first: int = 0) -> Block | None:
+    def insert(self, request: Request, blocks: Sequence[Block], num_tokens: int, *, first: int = 0) -> None:
         """See ``PrefixIndex.insert``. Blocks before ``first`` that are gone are found again."""
+        if num_tokens == 0:
+            return
         text, width, end = request.packed(), self._width, ID_BYTES * num_tokens
         node = self._roots.setdefault(request.namespace, Node(None, request.namespace))
         at = 0
@@ -109,7 +111,8 @@ class RadixIndex:
             piece = bytes(text[at : min(at + width, end)])
             place = bisect_left(node.keys, piece)
             if place == len(node.keys) or not node.keys[place].startswith(piece):
-                return self._grow(node, place, request, blocks, at, end)
+                self._grow(node, place, request, blocks, at, end)
+                break
             child = node.children[place]
             shared = _common(child.label, text, at, end)
             if at + shared == end:
@@ -117,19 +120,14 @@ class RadixIndex:
             whole = shared // width
             node = child if whole == len(child.blocks) else self._split(child, whole)
             at += whole * width
-        return None
 
-    def _grow(
-        self, node: Node, place: int, request: Request, blocks: Sequence[Block], start: int, end: int
-    ) -> Block | None:
+    def _grow(self, node: Node, place: int, request: Request, blocks: Sequence[Block], start: int, end: int) -> None:
         """Below ``node`` nothing goes on like the request's tokens from byte ``start`` on, whose place is given."""
         width, text = self._width, bytes(request.packed()[start:end])
-        superseded = None
-        if place > 0 and text.startswith(node.keys[place - 1]):
+        if place > 0 and text.startswith(node.keys[place - 1]):  # a partly filled one with the same tokens, and no more
             place -= 1
-            (superseded,) = node.children[place].blocks
+            self._unlink(node.children[place].blocks)
             node.drop_child(place)
-            self._unlink([superseded])
         row, num_full = start // width, len(text) // width
         cut = num_full * width
         if num_full > 0:
@@ -144,7 +142,6 @@ class RadixIndex:
         for i in range(row, row + num_full):
             blocks[i].block_hash = hashes[i]
             self._on_named(hashes[i], blocks[i], request, i)
-        return superseded
 
     def _split(self, node: Node, count: int) -> Node:
         """Cut the edge to ``node`` after ``count`` blocks. Returns the upper part, which is a new node."""
