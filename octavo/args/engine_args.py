@@ -45,8 +45,12 @@ SECTIONS: dict[str, type] = {
     "structured_outputs": StructuredOutputsConfig,
 }
 
-# what other engines have and this one never will -> why
+# what other engines have and this one has not -> why, or what to write instead
 ABSENT = {
+    "enable_prompt_tokens_details": "cached_tokens are always in usage; leave it out",
+    "gpu_memory_utilization": "say in bytes how much memory the KV cache gets: --kv-cache-memory 2GiB",
+    "kv_cache_memory_bytes": "it is called --kv-cache-memory here",
+    "kv_offloading_size": "it is called --swap-space here (GiB)",
     "trust_remote_code": "octavo runs no code that comes with a model (architectures are its own, weights are GGUF or "
     "safetensors, templates run in a sandbox), so there is nothing to trust; leave it out",
 }

@@ -8,6 +8,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any, NoReturn
 
 BROKEN_PIPE = 128 + 13  # what a shell reports of a process that SIGPIPE ended
 
@@ -22,11 +23,29 @@ COMMANDS = {
 }
 
 
+class _CommandParser(argparse.ArgumentParser):
+    """Says what is wrong with a command's flags in one line; of an unknown one, also what is near."""
+
+    def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
+        namespace, unknown = super().parse_known_args(*args, **kwargs)
+        if unknown:
+            import difflib
+
+            known = [flag for flag in self._option_string_actions if flag.startswith("--")]
+            close = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=2)
+            hint = f"did you mean {' or '.join(close)}?" if close else f"see {self.prog} --help"
+            self.error(f"unrecognized arguments: {' '.join(unknown)}; {hint}")
+        return namespace, unknown
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
 def build_parser(command: str | None = None) -> argparse.ArgumentParser:
     """The parser with every command's name, and the flags of ``command`` alone."""
     parser = argparse.ArgumentParser(prog="octavo", description="An LLM inference and serving engine.")
     parser.add_argument("--version", action="store_true", help="print the version")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_CommandParser)
     for name, text in COMMANDS.items():
         sub = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         if name == command:

@@ -96,8 +96,8 @@ def _plain(name: str, value: Any) -> Any:
         return [int(v) if isinstance(v, numbers.Integral) and not isinstance(v, bool) else v for v in value]
     if name == "logit_bias" and isinstance(value, dict):
         return value if set(map(type, value)) <= {int} else {_plain_key(k): v for k, v in value.items()}
-    if name == "repetition_detection" and isinstance(value, dict):
-        return RepetitionDetectionParams.of(value)
+    if name in OBJECTS and isinstance(value, dict):
+        return OBJECTS[name].of(value)
     if name in ("seed", "thinking_token_budget") and type(value) is int and value == -1:
         return None
     if name in ("n", "top_k") and type(value) is int:  # beyond what a message carries: all the same to either
@@ -144,6 +144,13 @@ class RepetitionDetectionParams(msgspec.Struct, frozen=True, kw_only=True, omit_
             _fail("repetition_detection", self.min_pattern_size, rule)
         if self.max_pattern_size > 0 and self.min_count < 2:
             _fail("repetition_detection", self.min_count, "an object whose min_count is 2 or more")
+
+
+# fields that a dict may fill too
+OBJECTS: dict[str, type[RepetitionDetectionParams] | type[StructuredOutputsParams]] = {
+    "repetition_detection": RepetitionDetectionParams,
+    "structured_outputs": StructuredOutputsParams,
+}
 
 
 class ThinkingTokens(msgspec.Struct, frozen=True, kw_only=True):
@@ -263,8 +270,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             _fail("skip_reading_prefix_cache", self.skip_reading_prefix_cache, "true, false or null")
         if not isinstance(self.output_kind, RequestOutputKind):
             _fail("output_kind", self.output_kind, "a RequestOutputKind")
-        if not isinstance(self.repetition_detection, RepetitionDetectionParams | None):
-            _fail("repetition_detection", self.repetition_detection, "an object, or RepetitionDetectionParams")
+        for name, kind in OBJECTS.items():
+            if not isinstance(getattr(self, name), kind | None):
+                _fail(name, getattr(self, name), f"an object, or {kind.__name__}")
         if not isinstance(self.thinking, ThinkingTokens | None):
             _fail("thinking", self.thinking, "ThinkingTokens")
         extra = self.extra_args

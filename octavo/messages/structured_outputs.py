@@ -40,6 +40,17 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
     disable_additional_properties: bool = False  # JSON objects have the properties that the schema lists
     whitespace_pattern: str | None = None  # regex of the optional white space in JSON
 
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> StructuredOutputsParams:
+        """From a JSON object; null is absent. Raises ValidationError, also for a field that is unknown."""
+        given = {name: value for name, value in fields.items() if name != "_backend"}  # vLLM's own, of no use here
+        for name in given:
+            if name not in cls.__struct_fields__:
+                known = ", ".join(sorted(cls.__struct_fields__))
+                message = f"structured_outputs has no field {name!r:.40}; known are {known}"
+                raise ValidationError(message, parameter="structured_outputs")
+        return cls(**{name: value for name, value in given.items() if value is not None})
+
     def __post_init__(self) -> None:
         given = [name for name in KINDS if getattr(self, name) is not None and getattr(self, name) is not False]
         if len(given) != 1:
@@ -53,7 +64,9 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
                 _fail(name, "true or false")
         for name in ("json", "structural_tag"):
             value = getattr(self, name)
-            if not isinstance(value, str | dict | None) and not (name == "json" and isinstance(value, bool)):
+            names = value if isinstance(value, dict) else ()
+            right = isinstance(value, str | dict | None) or (name == "json" and isinstance(value, bool))
+            if not right or not all(isinstance(key, str) for key in names):
                 _fail(name, "a JSON object, or its text")
         for name in ("regex", "grammar", "whitespace_pattern"):
             if not isinstance(getattr(self, name), str | None):

@@ -226,6 +226,7 @@ class GrammarChecker:
 
 def _encoded(params: StructuredOutputsParams) -> bytes:
     try:
+        json.dumps([params.json, params.structural_tag])  # refuses bytes and odd keys, which MessagePack takes
         return msgspec.msgpack.encode(params)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         field = f"structured_outputs.{params.kind}"

@@ -36,6 +36,26 @@ def test_version_and_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
 
 
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["serve", "--max-modle-len", "5"], "did you mean --max-model-len"),
+        (["bench", "serve", "--num-promts=3"], "did you mean --num-prompts"),
+        (["serve", "--gpu-memory-utilization", "0.9"], "--kv-cache-memory 2GiB"),
+        (["plan", "m", "--xyzzy"], "see octavo plan --help"),
+    ],
+)
+def test_an_unknown_flag_is_one_line_with_what_is_meant(
+    argv: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert said.count("\n") == 1
+
+
 def test_generate_continues_the_prompt(smollm2_path: str) -> None:
     done = octavo("generate", "The capital of France is", "--model", smollm2_path, "--max-tokens", "4")
     assert done.returncode == 0, done.stderr

@@ -10,10 +10,12 @@ import pytest
 
 from octavo.config import SamplingConfig
 from octavo.exceptions import ValidationError
-from octavo.messages import RepetitionDetectionParams, RequestOutputKind, SamplingParams
+from octavo.messages import RepetitionDetectionParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 REPEATED = RepetitionDetectionParams(max_pattern_size=3, min_count=2)
+A_REGEX = StructuredOutputsParams(regex="a")
 LIMITS = SamplingConfig(max_n=4, max_bad_words=2, max_logprobs=3)
+OBJECT_FIELDS = ("repetition_detection", "structured_outputs", "thinking", "beam_search")
 
 
 @pytest.mark.parametrize(
@@ -35,6 +37,7 @@ LIMITS = SamplingConfig(max_n=4, max_bad_words=2, max_logprobs=3)
         ({"stop_token_ids": [np.int64(3)]}, {"stop_token_ids": [3]}),
         ({"logit_bias": {5: 1e9, np.int32(6): -1e300}}, {"logit_bias": {5: 100.0, 6: -100.0}}),
         ({"repetition_detection": {"max_pattern_size": 3, "min_count": 2}}, {"repetition_detection": REPEATED}),
+        ({"structured_outputs": {"regex": "a", "json": None}}, {"structured_outputs": A_REGEX}),
     ],
 )
 def test_forms_that_mean_the_same(given: dict[str, Any], plain: dict[str, Any]) -> None:
@@ -96,6 +99,10 @@ def test_forms_that_mean_the_same(given: dict[str, Any], plain: dict[str, Any]) 
         {"repetition_detection": {"max_pattern_size": 1025, "min_count": 2}},
         {"repetition_detection": {"size": 2}},
         {"repetition_detection": {"max_pattern_size": True, "min_count": 2}},
+        {"structured_outputs": {}},
+        {"structured_outputs": {"regexp": "a"}},
+        {"structured_outputs": {1: "a"}},
+        *({name: value} for name in OBJECT_FIELDS for value in ("a", 1, True, [], LIMITS)),
     ],
 )
 def test_wrong_types_name_the_field(wrong: dict[str, Any]) -> None:

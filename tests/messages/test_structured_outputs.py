@@ -18,6 +18,7 @@ from octavo.messages import StructuredOutputsParams
         ({"json_object": False}, "structured_outputs", "got none"),
         ({"regex": "a", "choice": ["a"]}, "structured_outputs", "got regex and choice"),
         ({"json": [1]}, "structured_outputs.json", "a JSON object"),
+        ({"json": {1: 2}}, "structured_outputs.json", "a JSON object"),
         ({"json": "  "}, "structured_outputs.json", "more than white space"),
         ({"grammar": ""}, "structured_outputs.grammar", "more than white space"),
         ({"regex": 3}, "structured_outputs.regex", "a string"),

@@ -10,7 +10,6 @@ from octavo.entrypoints.openai.protocol import GenerationRequest
 from octavo.exceptions import ValidationError
 from octavo.messages import StructuredOutputsParams
 
-KNOWN = frozenset(StructuredOutputsParams.__struct_fields__) | {"_backend"}
 WHERE = {"json": "response_format.json_schema.schema", "structural_tag": "response_format"}
 
 
@@ -24,15 +23,7 @@ def constraint(request: GenerationRequest) -> StructuredOutputsParams | None:
         raise ValidationError(
             "response_format and structured_outputs both constrain the text; give one", parameter="structured_outputs"
         )
-    unknown = sorted(given.keys() - KNOWN)
-    if unknown:
-        raise ValidationError(
-            f"structured_outputs has no field {unknown[0][:40]!r}; known are {', '.join(sorted(KNOWN - {'_backend'}))}",
-            parameter="structured_outputs",
-        )
-    return StructuredOutputsParams(
-        **{name: value for name, value in given.items() if value is not None and name != "_backend"}
-    )
+    return StructuredOutputsParams.of(given)
 
 
 def _of_format(form: Mapping[str, Any]) -> StructuredOutputsParams | None:
