@@ -22,6 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from octavo.entrypoints.openai.errors import error_body
 
 logger = logging.getLogger("octavo.server")
+LINGER = 1.0  # seconds in which a client that is refused may go on sending, and then reads why
 _uvicorns = logging.getLogger("octavo.http")  # its warnings tell less than our own line about the same
 _uvicorns.setLevel(logging.ERROR)
 
@@ -44,6 +45,7 @@ class TimedProtocol(H11Protocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.logger = _uvicorns
+        self._lingers = False
         self._awaited: Literal["headers", "body"] | None = None
         self._reading: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
@@ -52,6 +54,7 @@ class TimedProtocol(H11Protocol):
         super().connection_made(transport)
         if len(self.connections) > self.max_connections:
             self._refuse(503, f"the server has {self.max_connections} connections open, as many as it can")
+            self.transport.close()  # at once: there is no room to wait
         else:
             self._await("headers")
 
@@ -65,6 +68,10 @@ class TimedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     # ---- what comes in
+
+    def data_received(self, data: bytes) -> None:
+        if not self._lingers:
+            super().data_received(data)
 
     def handle_events(self) -> None:
         super().handle_events()
@@ -102,12 +109,29 @@ class TimedProtocol(H11Protocol):
 
     def _refuse(self, status: int, message: str) -> None:
         logger.info("%s: %d, %s", self._peer, status, message)
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self.transport.is_closing():
-            headers = [("content-type", "application/json"), ("connection", "close")]
-            head = h11.Response(status_code=status, headers=headers, reason=HTTPStatus(status).phrase)
-            for event in (head, h11.Data(data=error_body(status, message)), h11.EndOfMessage()):
-                self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE) or self.transport.is_closing():
+            self.transport.close()
+            return
+        headers = [("content-type", "application/json"), ("connection", "close")]
+        head = h11.Response(status_code=status, headers=headers, reason=HTTPStatus(status).phrase)
+        for event in (head, h11.Data(data=error_body(status, message)), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        if self.transport.can_write_eof():
+            self._linger()
+        else:  # TLS
+            self.transport.close()
+
+    def _linger(self) -> None:
+        """Drop what the client still sends for a while: closed at once, the connection would be reset, and the client
+        might never read why.
+        """
+        self._lingers = True
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self.flow.resume_reading()
+        self.transport.write_eof()
+        self.loop.call_later(LINGER, self.transport.close)
 
     # ---- what goes out
 

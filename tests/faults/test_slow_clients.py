@@ -125,7 +125,7 @@ async def test_a_connection_that_says_nothing(connect: Connect) -> None:
 
 @pytest.mark.parametrize("piece", [b"POST / HTTP/1.1\r\n", b"POST / HTTP/1.1\r\nHost: a\r\nX: "])
 async def test_headers_that_never_end(connect: Connect, piece: bytes) -> None:
-    """Each byte in time, all of them too late."""
+    """Each byte in time, all of them too late; what is sent after the refusal does not keep it from being read."""
     reader, writer = await connect()
     writer.write(piece)
     answer = asyncio.create_task(reader.read())
