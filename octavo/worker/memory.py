@@ -24,10 +24,11 @@ from octavo.utils.units import format_bytes
 PROMPT_ROWS = 128
 PROMPT_ROW_BYTES = 48 << 20
 
-# KV blocks take at most this much, and this share of the memory left over, when the user gives no number; more only so
-# that one sequence can reach the greatest length.
+# KV blocks take at most this much, and this share of the memory left over, when the user gives no number; up to the
+# second share so that one sequence can reach the model's own length.
 DEFAULT_KV_BYTES = 4 << 30
 DEFAULT_KV_SHARE = 0.4
+LONGEST_KV_SHARE = 0.8
 
 SPARE_SHARE = 0.02  # of all memory, for what nobody counts: page tables, sockets, fragmentation
 
@@ -153,7 +154,7 @@ def _choose_blocks(config: EngineConfig, kv: KVCacheSpec, room: int, longest: in
         return config.cache.kv_cache_memory // kv.bytes_per_block
     one, all_seqs = kv.blocks_for(longest) + 1, config.scheduler.max_num_seqs * kv.blocks_for(longest) + 1
     usual = min(int(DEFAULT_KV_SHARE * room), DEFAULT_KV_BYTES // kv.bytes_per_block, all_seqs)
-    return max(usual, min(one, room) if config.model.max_model_len is None else one)
+    return max(usual, min(one, int(LONGEST_KV_SHARE * room)) if config.model.max_model_len is None else one)
 
 
 def _refusal(plan: MemoryPlan, config: EngineConfig, room: int, there: str) -> str:
