@@ -23,10 +23,6 @@ class Checkpoint(Protocol):
         """All tensors, by HF name."""
         ...
 
-    def type_of(self, name: str) -> str:
-        """``"BF16"``, ``"Q4_1"``, ..."""
-        ...
-
     def shape_of(self, name: str) -> tuple[int, ...]:
         """Rows first."""
         ...

@@ -97,9 +97,6 @@ class GGUFCheckpoint:
     def names(self) -> Collection[str]:
         return self._tensors.keys()
 
-    def type_of(self, name: str) -> str:
-        return self._tensors[name].type
-
     def shape_of(self, name: str) -> tuple[int, ...]:
         return self._tensors[name].shape
 
@@ -107,7 +104,7 @@ class GGUFCheckpoint:
         return (self.path,)
 
     def outline(self, name: str, dtype: Dtype) -> Weight:
-        return scheme.outline_of(self.type_of(name), self.shape_of(name), dtype)
+        return scheme.outline_of(self._tensors[name].type, self.shape_of(name), dtype)
 
     def load(self, name: str, dtype: Dtype) -> Weight:
         tensor = self._tensors[name]

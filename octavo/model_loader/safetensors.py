@@ -37,10 +37,6 @@ class SafetensorsCheckpoint:
     def names(self) -> Collection[str]:
         return self._names
 
-    def type_of(self, name: str) -> str:
-        weight = self._quantized.get(name)
-        return self._tensors.dtype_of(name) if weight is None else weight.scheme.name
-
     def shape_of(self, name: str) -> tuple[int, ...]:
         weight = self._quantized.get(name)
         return self._tensors.shape_of(name) if weight is None else weight.shape()
@@ -56,12 +52,12 @@ class SafetensorsCheckpoint:
                 return weight.scheme.outline(weight.shape())
             except UnsupportedModel as error:
                 raise UnsupportedModel(f"{self.path}: {name}: {error}") from error
-        return unquantized.outline_of(self.shape_of(name), self.type_of(name), dtype)
+        return unquantized.outline_of(self.shape_of(name), self._tensors.dtype_of(name), dtype)
 
     def load(self, name: str, dtype: Dtype) -> Weight:
         if (weight := self._quantized.get(name)) is not None:
             return weight.load()
-        return unquantized.from_array(self._tensors[name], self.type_of(name), dtype)
+        return unquantized.from_array(self._tensors[name], self._tensors.dtype_of(name), dtype)
 
 
 class _QuantizedWeight:

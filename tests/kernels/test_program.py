@@ -177,7 +177,8 @@ def test_gates_of_another_format_are_left_apart(isa: str) -> None:
     weights["0.gate_up"] = (quantized(rng, INNER, HIDDEN, 4), quantized(rng, INNER, HIDDEN, 8))
     inputs = step([Chunk(rng.integers(0, VOCAB, 70).tolist(), 0, range(1, 6))], sizes)
     runnable = cpu(program, weights, sizes, isa=isa, threads=2)
-    assert runnable._packed.gated == {"1.gate_up"}  # type: ignore[attr-defined]
+    packed = runnable._packed  # type: ignore[attr-defined]
+    assert packed.directory.gated(packed.owners) == {"1.gate_up"}
     close_to(runnable.run(inputs), reference(program, weights, sizes).run(inputs), 3e-2)
 
 

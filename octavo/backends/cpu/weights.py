@@ -30,7 +30,7 @@ class PackedWeights:
 
     ``shapes``: the parameters and the shapes they must have. Those in ``matrices`` are packed, the others must be
     vectors. ``cache``: where packed weights are kept between starts. ``gates``: matrices [gate | up] of which 16 rows
-    of the one and 16 of the other shall alternate; in ``gated`` are those where they do, both being of one format.
+    of the one and 16 of the other shall alternate; they do where both are of one format (``Directory.gated``).
     Raises KernelError naming a parameter.
     """
 
@@ -57,11 +57,6 @@ class PackedWeights:
             name: as_bytes(self._memory.address(vector.offset), vector.size * 4).view(np.float32)
             for name, vector in self.directory.vectors.items()
         }
-
-    @property
-    def gated(self) -> set[str]:
-        """Names of matrices whose gates lie beside what they gate."""
-        return self.directory.gated(self._owners)
 
     @property
     def owners(self) -> Mapping[str, str]:
