@@ -45,18 +45,21 @@ class LongestPrefixFirst:
 
     def peek(self, is_ready: Callable[[Request], bool]) -> Request | None:
         first = self._base.peek(is_ready)
-        self._chosen, self._passed = first, ()
-        if first is None or first.status is RequestStatus.PREEMPTED or first.holds_blocks:
-            return first
+        if first is None:
+            return None
         candidates: list[Request] = []
         for one in filter(is_ready, islice(self._base.peers(first), WINDOW)):
             candidates.append(one)
-            if self._overtakes.get(one.request_id, 0) >= self._max_overtakes:
+            if not self._may_be_overtaken(one):
                 break
         cached = [self._cached(one) for one in candidates]
         place = cached.index(max(cached))
         self._chosen, self._passed = candidates[place], candidates[:place]
         return self._chosen
+
+    def _may_be_overtaken(self, request: Request) -> bool:
+        has_run = request.status is RequestStatus.PREEMPTED or request.holds_blocks
+        return not has_run and self._overtakes.get(request.request_id, 0) < self._max_overtakes
 
     def _cached(self, request: Request) -> int:
         if request.request_id not in self._known:

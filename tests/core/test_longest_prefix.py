@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from octavo.config import SchedulerConfig
-from octavo.core.longest_prefix import WINDOW
+from octavo.core.family import SOLO
+from octavo.core.longest_prefix import WINDOW, LongestPrefixFirst
+from octavo.core.policy import FcfsPolicy
+from octavo.core.request import Request
 from octavo.exceptions import ConfigError
 from octavo.messages import Tenant
 from tests.core.checking_worker import Loop, cache_config, make_request
@@ -109,6 +112,18 @@ def test_those_who_ran_before_are_not_overtaken() -> None:
     started = order(loop)
     assert loop.received["preempted"].outputs[-1].num_preemptions > 0
     assert started[-1] == "waits"
+
+
+def test_nor_are_those_that_are_not_the_first() -> None:
+    cached = {"new": 0, "ran before": 1, "hit": 9}
+    policy = LongestPrefixFirst(FcfsPolicy(), 9, lambda request: cached[request.request_id])
+    for name in cached:
+        policy.enqueue(Request(make_request(name, WARM), SOLO, limit=100, queued_time=0.0))
+    _, ran_before, hit = policy
+    assert policy.peek(lambda request: True) is hit
+    ran_before.preempt()
+    assert policy.peek(lambda request: True) is ran_before
+    assert policy.peek(lambda request: request is not ran_before) is hit
 
 
 def test_only_the_first_of_a_long_queue_are_looked_at() -> None:
