@@ -81,7 +81,8 @@ class FakeEngine:
         self.tenants: list[str] = []
         self.timeouts: list[float | None] = []
         self.table = Tenants(TenantTable())
-        self._kv = KVCacheManager(9, 16, pin_limits=PinLimits(4, 2))
+        # no time passes in it: else a pin for a moment would be gone before it is taken back
+        self._kv = KVCacheManager(9, 16, pin_limits=PinLimits(4, 2), clock=lambda: 0.0)
         self._abort_ids: set[str | None] = set()
         self.running = 0
         self.aborted = 0
