@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -139,3 +141,11 @@ def test_throughput_line() -> None:
     now[0] = 20.0
     assert "Running: 0 reqs" in (log.line() or "")  # one line says that it is over
     assert log.line() is None
+
+
+def test_every_metric_has_its_row_in_the_reference() -> None:
+    page = (Path(__file__).parents[2] / "docs/reference/metrics.md").read_text()
+    for metric in METRICS:
+        name = metric.prefix + metric.name + ("_total" if metric.kind == "counter" else "")
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        assert f"| `{name}` | {metric.kind} | {labels} | {metric.help.rstrip('.')} |" in page
