@@ -121,11 +121,6 @@ class SafetensorsFolder(Mapping[str, np.ndarray]):
         """The shape, without touching the data."""
         return self._tensors[name][2]
 
-    def nbytes_of(self, name: str) -> int:
-        """Bytes of the tensor in its file."""
-        _, _, _, start, stop = self._tensors[name]
-        return stop - start
-
 
 class _Shard:
     """One mapped file. ``entries``: name -> (dtype, shape, first byte, past the last byte)."""

@@ -8,20 +8,12 @@ from __future__ import annotations
 
 from octavo.entrypoints.openai.parsers.calls import Calls, json_calls
 from octavo.entrypoints.openai.parsers.cursor import Cursor, Step
-from octavo.entrypoints.openai.parsers.tool_format import CallSyntax, ToolFormat, Tools
+from octavo.entrypoints.openai.parsers.tool_format import TAGGED_JSON, ToolFormat, Tools
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FENCE = "```"
 CLOSINGS = {OPEN: CLOSE, FENCE: FENCE, "<tools>": "</tools>", "<function_call>": "</function_call>"}
 TAGS = tuple(CLOSINGS)
-
-SYNTAX = CallSyntax(
-    trigger=OPEN,
-    before_name=OPEN + '\n{"name": "',
-    after_name='", "arguments": ',
-    end="}\n" + CLOSE,
-    between="\n",
-)
 
 
 def _grammar(cursor: Cursor, tools: Tools) -> Step[None]:
@@ -47,4 +39,4 @@ def _grammar(cursor: Cursor, tools: Tools) -> Step[None]:
             closing = ""
 
 
-FORMAT = ToolFormat(tags=(OPEN, CLOSE), grammar=_grammar, syntax=lambda template: SYNTAX)
+FORMAT = ToolFormat(tags=(OPEN, CLOSE), grammar=_grammar, syntax=lambda template: TAGGED_JSON)

@@ -13,21 +13,13 @@ from typing import Any
 
 from octavo.entrypoints.openai.parsers.calls import MAX_NAME, Calls, json_calls
 from octavo.entrypoints.openai.parsers.cursor import Cursor, Step
-from octavo.entrypoints.openai.parsers.tool_format import CallSyntax, ToolFormat, Tools
+from octavo.entrypoints.openai.parsers.tool_format import TAGGED_JSON, ToolFormat, Tools
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FUNCTION, END_FUNCTION = "<function=", "</function>"
 PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
 PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 NAME_IN_TAG = re.compile(r"[^<>\n]*")
-
-SYNTAX = CallSyntax(
-    trigger=OPEN,
-    before_name=OPEN + '\n{"name": "',
-    after_name='", "arguments": ',
-    end="}\n" + CLOSE,
-    between="\n",
-)
 
 
 def _grammar(cursor: Cursor, tools: Tools) -> Step[None]:
@@ -122,4 +114,4 @@ def _refuse(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-FORMAT = ToolFormat(tags=(OPEN, CLOSE), grammar=_grammar, syntax=lambda template: SYNTAX)
+FORMAT = ToolFormat(tags=(OPEN, CLOSE), grammar=_grammar, syntax=lambda template: TAGGED_JSON)

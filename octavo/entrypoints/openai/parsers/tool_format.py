@@ -29,6 +29,15 @@ class CallSyntax:
     closing: str = ""
 
 
+TAGGED_JSON = CallSyntax(  # Hermes' and Qwen's
+    trigger="<tool_call>",
+    before_name='<tool_call>\n{"name": "',
+    after_name='", "arguments": ',
+    end="}\n</tool_call>",
+    between="\n",
+)
+
+
 @dataclass(frozen=True)
 class ToolFormat:
     """``tags`` are texts that must reach the parser even where the vocabulary has them as special tokens.
