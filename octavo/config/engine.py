@@ -75,7 +75,8 @@ class CacheConfig:
     )
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of equal prefixes")
     prefix_index: Literal["hash", "radix"] = option(
-        "hash", "how equal prefixes are found: full blocks by their hashes, or single tokens in a tree"
+        "hash",
+        "how equal prefixes are found: full blocks by hashes, or single tokens in a tree (not with sliding windows)",
     )
     swap_space: float = option(0.0, "GiB of host memory for KV blocks that the pool has no room for (0: none)")
     kv_cache_dir: str | None = option(None, "folder where KV blocks are kept beyond the life of the process")

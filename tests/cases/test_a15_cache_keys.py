@@ -31,6 +31,17 @@ def test_a_salt_hits_only_itself(llm: LLM) -> None:
     assert all(answer == answers[0] for answer in answers)
 
 
+def test_a_salt_hits_only_itself_where_single_tokens_are_found(smollm2_path: str) -> None:
+    with LLM(smollm2_path, max_model_len=256, prefix_index="radix") as radix:
+        salts = [None, "X", "Y", "x"]
+        outputs = [run(radix, salt) for salt in [*salts, *salts]]
+        assert [output.num_cached_tokens for output in outputs] == [0] * len(salts) + [69] * len(salts)
+        assert all(output.outputs[0] == outputs[0].outputs[0] for output in outputs)
+        for place in (1, 15, 16, 40, 69):
+            changed = [*PROMPT[:place], PROMPT[place] + 1, *PROMPT[place + 1 :]]
+            assert run(radix, "X", changed).num_cached_tokens == place
+
+
 def test_one_token_makes_another_prefix(llm: LLM) -> None:
     run(llm, "t")
     for place in (0, 15, 16, 40, 63):

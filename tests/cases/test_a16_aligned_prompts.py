@@ -35,6 +35,15 @@ def test_sent_three_times_then_one_token_longer(llm: LLM, num_blocks: int) -> No
     assert fresh.outputs == longer.outputs
 
 
+def test_where_single_tokens_are_found_all_but_the_last_are(smollm2_path: str) -> None:
+    prompt = prompt_of(2 * BLOCK)
+    with LLM(smollm2_path, max_model_len=256, prefix_index="radix") as radix:
+        outputs = [run(radix, prompt) for _ in range(3)]
+        assert [output.num_cached_tokens for output in outputs] == [0, 31, 31]
+        assert all(output.outputs == outputs[0].outputs for output in outputs)
+        assert run(radix, [*prompt, 2001]).num_cached_tokens == 32
+
+
 def test_the_answer_is_a_prefix_too(llm: LLM) -> None:
     prompt = prompt_of(BLOCK, seed=20)
     first = run(llm, prompt)
