@@ -1,5 +1,5 @@
 """Block tables, one or several a request, over a pool with tiers behind it: each request finds all that its next token
-sees, whatever is forked, freed, evicted, loaded, swapped out or lost on the way, and no block is lost.
+sees, whatever is forked, freed, pinned, evicted, loaded, swapped out or lost on the way, and no block is lost.
 """
 
 from __future__ import annotations
@@ -14,8 +14,20 @@ from octavo.core.family import SOLO
 from octavo.core.kv_cache.event_log import EventLog
 from octavo.core.kv_cache.groups import GroupedKVCacheManager, make_manager
 from octavo.core.kv_cache.manager import Prefix, Room
+from octavo.core.kv_cache.pins import PinLimits
 from octavo.core.request import Request
-from octavo.messages import KVTierReport, ModelRunnerOutput, SchedulerOutput, blocks_at_once
+from octavo.messages import (
+    CacheOrder,
+    EvictPrefixes,
+    KVTierReport,
+    ModelRunnerOutput,
+    RemovePin,
+    RestorePrefix,
+    SavePrefixes,
+    SchedulerOutput,
+    SetPin,
+    blocks_at_once,
+)
 from tests.core.checking_worker import host_tier, make_request
 from tests.property.test_kv_cache_machine import follow
 
@@ -74,11 +86,12 @@ class KVMachine(RuleBasedStateMachine):
             enable_prefix_caching=caching,
             prefix_index=index,
             ahead=ahead,
+            pin_limits=PinLimits(num_blocks // 3 * caching, num_blocks),
             events=EventLog(windows),
         )
         self.told: set[tuple[int, int]] = set()  # the blocks that KV events speak of
         self.windows, self.size, self.ahead = windows, block_size, ahead
-        self.contents: dict[int, list[Cell]] = {}  # by block, then by offset
+        self.contents: dict[int, list[Cell]] = {0: [()] * block_size}  # by block, then by offset
         self.kept: dict[tuple[str, int | bytes], Kept] = {}
         self.untold: list[bytes] = []  # stores on disk that have ended
         self.losing = 0  # loads to come that fail
@@ -96,14 +109,15 @@ class KVMachine(RuleBasedStateMachine):
     def cell(self, request: Request, position: int, group: int) -> Cell:
         return (group, request.source.cache_salt, *request.token_ids[: position + 1])
 
-    def check(self, request: Request) -> None:
+    def finds_all(self, request: Request) -> bool:
         """All that the next token sees is there."""
         table, end = self.manager.block_ids(request), request.num_computed_tokens
-        for group in range(len(self.windows)):
-            for position in range(self.first_seen(group, end), end):
-                block_id = table[position // self.size * len(self.windows) + group]
-                assert block_id != 0, f"position {position} of group {group} is gone"
-                assert self.contents[block_id][position % self.size] == self.cell(request, position, group)
+        return all(
+            self.contents[table[position // self.size * len(self.windows) + group]][position % self.size]
+            == self.cell(request, position, group)
+            for group in range(len(self.windows))
+            for position in range(self.first_seen(group, end), end)
+        )
 
     def move(self, step_id: int) -> dict[str, KVTierReport]:
         """What a worker does first."""
@@ -132,31 +146,32 @@ class KVMachine(RuleBasedStateMachine):
     def compute(self, request: Request, room: Room, count: int) -> None:
         """A step of one request: plan, moves, copies, what it reads is there, writes, result."""
         start, self.num_steps = request.num_computed_tokens, self.num_steps + 1
+        table = self.manager.block_ids(request)
+        rows = range(start // self.size, (start + count - 1) // self.size + 1)
+        written = [table[row * len(self.windows) + group] for row in rows for group in range(len(self.windows))]
+        assert all(self.manager.pool.blocks[i].ref_count == 1 for i in written), "a write into a shared block"
         if request.advance(count):
             request.num_placeholders -= 1
         self.manager.share(request)
         reports = self.move(self.num_steps)
         for source, destination in room.copies:
             self.contents[destination] = list(self.contents[source])
-        lost = any(report.failed for report in reports.values())
-        table = self.manager.block_ids(request)
         request.num_computed_tokens = start
-        if not lost:
-            self.check(request)
+        is_sound = self.finds_all(request)
         request.num_computed_tokens = start + count
         for position in range(start, start + count):
             for group in range(len(self.windows)):
                 block_id = table[position // self.size * len(self.windows) + group]
-                assert self.manager.pool.blocks[block_id].ref_count == 1, "a write into a shared block"
                 cells = self.contents.setdefault(block_id, [()] * self.size)
                 cells[position % self.size] = self.cell(request, position, group)
         plan = SchedulerOutput(step_id=self.num_steps, num_scheduled_tokens={request.request_id: count})
         result = ModelRunnerOutput(step_id=self.num_steps, kv_tiers=reports)
         misled = self.manager.spoil(self.manager.tiers.settle(plan, result, 1.0))
-        assert misled == ({request.request_id} if lost else set())
-        if lost:
-            self.preempt(request, swap=False)
-        else:
+        assert not misled or any(report.failed for report in reports.values())
+        for one in [one for one in self.running if one.request_id in misled]:
+            self.preempt(one, swap=False)
+        if request.request_id not in misled:
+            assert is_sound
             request.confirm(start if self.is_late else start + count)
 
     def preempt(self, request: Request, *, swap: bool) -> None:
@@ -280,9 +295,10 @@ class KVMachine(RuleBasedStateMachine):
         one = data.draw(st.sampled_from(self.running))
         chosen = [r for r in self.running if r is not one and data.draw(st.booleans())]
         kept = {b for r in self.running if r is not one and r not in chosen for b in self.manager.block_ids(r)}
+        kept |= {block.block_id for block in self.manager.steering.pins.held}
         given = {b for r in chosen for b in self.manager.block_ids(r)} - {0}
         own = self.manager.block_ids(one)
-        others = {b for r in self.running if r is not one for b in self.manager.block_ids(r)}
+        others = kept.union(*(self.manager.block_ids(r) for r in chosen))
         last = [b for b in own[-len(self.windows) :] if b in others and b != 0]
         unshared = bool(last) and all(b in given and b not in kept for b in last)
         assert self.manager.can_gain(one, chosen) == (bool(given.difference(own, kept)) or unshared)
@@ -299,6 +315,18 @@ class KVMachine(RuleBasedStateMachine):
         for request in self.waiting[:count]:
             self.manager.tiers.swaps.drop(request.request_id)
             self.waiting.remove(request)
+
+    @rule(prompt=PROMPTS, kind=st.sampled_from(["pin", "pin", "unpin", "restore", "restore", "save", "evict"]))
+    def steer(self, prompt: tuple[list[int], str | None], kind: str) -> None:
+        tokens, salt = prompt
+        orders: dict[str, CacheOrder] = {
+            "pin": SetPin(1000.0, prompt_token_ids=tokens, cache_salt=salt),
+            "unpin": RemovePin(f"pin-{len(tokens) % 4}"),
+            "restore": RestorePrefix(tokens, cache_salt=salt),
+            "save": SavePrefixes(),
+            "evict": EvictPrefixes(),
+        }
+        self.manager.steering.carry_out(orders[kind])
 
     @rule(kind=st.sampled_from(["loads fail", "loads fail", "a step raises", "a step raises late", "reset"]))
     def trouble(self, kind: str) -> None:
@@ -324,7 +352,7 @@ class KVMachine(RuleBasedStateMachine):
         self.manager.check_invariants(self.running)
         follow(self.told, self.manager.steering)
         for request in self.running:
-            self.check(request)
+            assert self.finds_all(request)
             held = sum(block_id != 0 for block_id in self.manager.block_ids(request))
             assert held <= blocks_at_once(request.num_tokens, self.size, self.windows, self.ahead)
 
