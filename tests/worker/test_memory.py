@@ -200,6 +200,20 @@ def test_an_engine_does_not_start_where_it_does_not_fit(tiny: Path, monkeypatch:
         one.plan_memory()
 
 
+def test_memory_that_the_system_refuses_all_the_same(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Linux does without overcommitment, which counts what is mapped."""
+
+    def refuse(*_: Any) -> None:
+        raise MemoryError
+
+    one = Worker(config_of(tiny))
+    one.load_model()
+    plan = one.plan_memory()
+    monkeypatch.setattr(CpuBackend, "prepare", refuse)
+    with pytest.raises(ConfigError, match=r"the system refuses the memory that was planned: .* are needed \(KV cache"):
+        one.initialize_kv_cache(plan)
+
+
 def test_requests_at_once_with_windows(tiny: Path) -> None:
     """Five blocks of each full group and, for a window of 20, three of the other; the last one enters with five."""
     plan = replace(plan_of(config_of(tiny)), kv=replace(KV, windows=(None, 20), ahead=64), max_model_len=1000)
