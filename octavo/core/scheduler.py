@@ -183,7 +183,7 @@ class Scheduler:
                 if self._admit(waiting, step, kept):
                     if not urgently:
                         self._settle(step.last)
-                elif not (urgently and self._displace(waiting)):
+                elif not (urgently and self._displace(waiting, step)):
                     break
             except Exception as error:
                 self._drop(waiting, error, step)
@@ -193,12 +193,16 @@ class Scheduler:
         self._kv.share(entry.request)
         self._policy.served(entry.request, entry.num_tokens + entry.samples)
 
-    def _displace(self, waiting: Request) -> bool:
-        """Preempt one request whose place or blocks ``waiting`` may take. False if they are not what it lacks."""
+    def _displace(self, waiting: Request, step: StepBuilder) -> bool:
+        """Preempt one request whose place or blocks ``waiting`` may take. False if they are not what it lacks.
+
+        It may have started in this very step: while it did, ``waiting`` lacked a grammar, or a seat of its tenant's.
+        """
         lesser = self._policy.displaced(waiting, self._running)
         if not would_help(waiting, self._running, lesser, self._rules, self._kv):
             return False
-        self._kv.swap_out(victim := self._policy.victim(lesser))
+        victim = self._policy.victim(lesser)
+        self._kv.swap_out(victim, step.remove(victim).copies)
         self._book.preempt(victim)
         return True
 

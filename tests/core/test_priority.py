@@ -7,7 +7,7 @@ import pytest
 
 from octavo.config import SchedulerConfig
 from octavo.exceptions import ConfigError
-from octavo.messages import EngineCoreRequest, SchedulerOutput
+from octavo.messages import EngineCoreRequest, SchedulerOutput, Tenant
 from tests.core.checking_worker import Loop, cache_config, make_request
 
 
@@ -63,6 +63,21 @@ def test_an_urgent_request_takes_blocks() -> None:
     assert plan.finished_request_ids == ["low"]
     assert plan.num_scheduled_tokens == {"urgent": 12}
     finish(loop)
+
+
+def test_one_that_has_started_in_this_step_gives_way_to_one_that_had_no_seat_before() -> None:
+    loop = make_loop(num_blocks=11, max_num_seqs=3, max_num_batched_tokens=64)
+    a, b = Tenant("a", max_running=1), Tenant("b")
+    loop.add(make_request("first", [1] * 4, priority=-1, tenant=b, max_tokens=6))
+    loop.add(make_request("low", [2] * 3, priority=9, tenant=a, max_tokens=4))
+    step(loop)
+    loop.add(make_request("large", [3] * 28, priority=0, tenant=a, max_tokens=2))
+    loop.add(make_request("early", [4] * 8, priority=1, tenant=b, max_tokens=2))
+    loop.add(make_request("late", [5] * 2, priority=2, tenant=b, max_tokens=2))  # takes the place, and the seat, of low
+    plan = step(loop)
+    assert plan.num_scheduled_tokens == {"first": 1, "large": 28}
+    finish(loop)
+    assert loop.received["early"].outputs[-1].num_preemptions == 1
 
 
 def test_nobody_gives_way_in_vain() -> None:
