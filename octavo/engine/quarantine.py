@@ -74,7 +74,10 @@ class Quarantine:
 
 
 def _key(request: EngineCoreRequest) -> bytes:
-    """Equal for requests that ask for the same, whoever asks, however urgently, and with whatever seed."""
+    """Equal for requests that ask for the same, whoever asks, how urgently, with whatever seed or word on the cache.
+
+    A request is checked before much of that is known of it.
+    """
     params = request.sampling_params.replace(seed=None, output_kind=RequestOutputKind.FINAL_ONLY)
     bare = msgspec.structs.replace(
         request,
@@ -85,5 +88,7 @@ def _key(request: EngineCoreRequest) -> bytes:
         priority=0,
         tenant=Tenant(),
         cache_salt=None,
+        cache_pins=[],
+        wants_cache_report=False,
     )
     return hashlib.blake2b(msgspec.msgpack.encode(bare), digest_size=16).digest()
