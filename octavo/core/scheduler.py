@@ -399,6 +399,15 @@ class Scheduler:
         """Do something with cached prefixes, between two steps; running requests go on. See ``Steering``."""
         return self._kv.steering.carry_out(order)
 
+    @property
+    def seconds_to_expiry(self) -> float | None:
+        """See ``Steering``."""
+        return self._kv.steering.seconds_to_expiry
+
+    def expire_pins(self) -> None:
+        """Let go of the pins whose time is over, as each ``schedule`` does."""
+        self._kv.steering.expire()
+
     def take_kv_events(self) -> Sequence[KVEvent]:
         """What became of cached blocks since the last call, if anybody listens."""
         return self._kv.steering.events.take()

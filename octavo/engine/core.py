@@ -159,6 +159,16 @@ class EngineCore:
         self._stats_due = True
         return self._scheduler.steer(order)
 
+    @property
+    def seconds_to_expiry(self) -> float | None:
+        """How long, without work, until :meth:`expire_pins` may do something; None: for ever."""
+        return self._scheduler.seconds_to_expiry
+
+    def expire_pins(self) -> None:
+        """Let go of the pins whose time is over; the next step tells how much is still pinned."""
+        self._scheduler.expire_pins()
+        self._stats_due = True
+
     def has_work(self) -> bool:
         """Whether :meth:`step` has something to do or to say."""
         return bool(self._in_flight or self._pending or self._stats_due) or self._scheduler.has_requests()

@@ -37,7 +37,7 @@ from octavo.utils.logs import set_up
 
 logger = logging.getLogger(__name__)
 
-IDLE_CHECK_MS = 1000  # idle for so long, the core checks its invariants once; then it sleeps until a command comes
+IDLE_CHECK_MS = 1000  # idle for so long, the core checks its invariants; then a command or the end of a pin wakes it
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 LINGER_MS = 1000  # how long the last messages may take to leave
 
@@ -127,7 +127,9 @@ class CoreProcess:
         """Apply all commands that have arrived, waiting for one if there is no work. False: shut down."""
         if not core.has_work() and not self._commands.poll(IDLE_CHECK_MS):
             core.check_invariants()
-            self._commands.poll()
+            seconds = core.seconds_to_expiry
+            if not self._commands.poll(None if seconds is None else int(1000 * seconds) + 1):
+                core.expire_pins()
         while True:
             try:
                 command = self._decoder.decode(self._commands.recv(zmq.NOBLOCK))

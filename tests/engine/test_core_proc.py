@@ -49,7 +49,9 @@ def test_the_launch_order_may_come_in_pieces(tmp_path: Path) -> None:
 
 
 class IdleCore:
-    """A core without work, whose invariants do not hold."""
+    """A core without work and pins, whose invariants do not hold."""
+
+    seconds_to_expiry = None
 
     def __init__(self, fault: Exception | None) -> None:
         self.fault = fault

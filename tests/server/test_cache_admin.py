@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server.running_server import RunningServer, running_server
+from tests.server.running_server import SETTLE_SECONDS, RunningServer, running_server
 
 FLAGS = "--served-model-name smollm2 --max-model-len 256 --kv-cache-memory 16MiB --api-key user --admin-api-key root"
 SYSTEM = [500 + 3 * i for i in range(70)]  # four blocks of 16, and a part
@@ -99,6 +99,14 @@ def test_what_is_cached_is_listed(client: Client) -> None:
     client.refused("GET", "?limit=0", "at least 1", param="limit")
     client.refused("GET", "?limit=many", 'must be an integer, got "many"', param="limit")
     client.refused("GET", "?preview=perhaps", "must be true or false", param="preview")
+
+
+def test_a_pin_ends_while_nobody_asks_for_anything(client: Client) -> None:
+    client.cached(SYSTEM)
+    assert client.call("POST", "/pins", json={"prompt": SYSTEM, "ttl": 2})["blocks_held"] == 4
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while client.metric("octavo:kv_cache_pinned_perc") + client.metric("vllm:kv_cache_usage_perc") > 0:
+        assert time.monotonic() < deadline, "it is still held"
 
 
 def test_a_pinned_prefix_stays(client: Client) -> None:

@@ -74,6 +74,11 @@ class PinTable:
         """Blocks that pins hold / usable blocks, 0..1."""
         return len(self._held) / self._pool.num_usable
 
+    @property
+    def next_expiry(self) -> float | None:
+        """No pin ends sooner by itself; None if there are none."""
+        return self._expiries[0][0] if self._expiries else None
+
     def num_held(self, pin: Pin) -> int:
         """How many of its blocks there are."""
         return sum(name in self._held for name in pin.names)

@@ -91,6 +91,12 @@ class Steering:
         """Let go of the pins whose time is over."""
         self.pins.expire(self._clock())
 
+    @property
+    def seconds_to_expiry(self) -> float | None:
+        """No pin's time is over sooner; at least 0. None if there are no pins."""
+        first = self.pins.next_expiry
+        return None if first is None else max(0.0, first - self._clock())
+
     def pin(self, request: Request) -> None:
         """Set the pins that ``request`` wishes, as far as they fit; notes on it up to which token they do."""
         self.expire()
