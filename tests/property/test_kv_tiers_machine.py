@@ -99,6 +99,9 @@ class KVMachine(RuleBasedStateMachine):
         self.running: list[Request] = []
         self.waiting: list[Request] = []  # preempted
         self.num_requests = self.num_steps = 0
+        for text in TEXTS * 2:  # what is there, and has partly been pushed out, before anything happens
+            self.admit([(text, None)], 20, True)
+            self.free(9, False)
 
     # ---- the model
 
@@ -199,7 +202,7 @@ class KVMachine(RuleBasedStateMachine):
         request.start(prefix.num_tokens, 0.0, num_external=prefix.num_external)
         self.running.append(request)
         self.compute(request, room, count)
-        return True
+        return request in self.running
 
     def check_longest(self, request: Request, prefix: Prefix) -> None:
         """No longer prefix has all that its next token would see, in the pool or in tiers."""
@@ -221,11 +224,14 @@ class KVMachine(RuleBasedStateMachine):
 
     # ---- what happens
 
-    @rule(prompts=st.lists(PROMPTS, min_size=1, max_size=4), chunk=st.sampled_from([1, 3, 20, 20]))
-    def admit(self, prompts: list[tuple[list[int], str | None]], chunk: int) -> None:
+    @rule(prompts=st.lists(PROMPTS, min_size=1, max_size=4), chunk=st.sampled_from([1, 20]), whole=st.booleans())
+    def admit(self, prompts: list[tuple[list[int], str | None]], chunk: int, whole: bool) -> None:
         for prompt, salt in prompts:
             name, self.num_requests = f"r{self.num_requests}", self.num_requests + 1
-            self.enter(Request(make_request(name, prompt, salt=salt), SOLO, limit=1000, queued_time=0.0), chunk)
+            request = Request(make_request(name, prompt, salt=salt), SOLO, limit=1000, queued_time=0.0)
+            if self.enter(request, chunk) and whole:
+                while request.num_computed_tokens < len(prompt) and self.extend(request, chunk, 0):
+                    pass
 
     @rule(is_late=st.booleans())
     def confirm(self, is_late: bool) -> None:
@@ -242,7 +248,8 @@ class KVMachine(RuleBasedStateMachine):
                 if request in self.running:
                     self.extend(request, chunk, token_id)
 
-    def extend(self, request: Request, chunk: int, token_id: int) -> None:
+    def extend(self, request: Request, chunk: int, token_id: int) -> bool:
+        """The next tokens, if there is room, and what is loaded for them comes."""
         if request.num_computed_tokens == request.num_tokens:
             request.token_ids.append(token_id)
         count = min(chunk, self.ahead // 2, request.num_tokens - request.num_computed_tokens)
@@ -253,9 +260,10 @@ class KVMachine(RuleBasedStateMachine):
         assert all(now in (old, 0) for old, now in zip(kept, after, strict=False)), "only the null block replaces one"
         if room is None:
             assert len(after) == len(before)
-            return
+            return False
         assert after[len(kept) :] == room.block_ids
         self.compute(request, room, count)
+        return request in self.running
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), token_id=st.integers(0, 1))
@@ -285,7 +293,7 @@ class KVMachine(RuleBasedStateMachine):
     def come_back(self, count: int, chunk: int) -> None:
         for request in self.waiting[-count:]:
             self.waiting.remove(request)
-            if not self.enter(request, chunk):
+            if not self.enter(request, chunk) and request not in self.waiting:
                 self.waiting.append(request)
 
     @precondition(lambda self: self.running)
@@ -316,7 +324,7 @@ class KVMachine(RuleBasedStateMachine):
             self.manager.tiers.swaps.drop(request.request_id)
             self.waiting.remove(request)
 
-    @rule(prompt=PROMPTS, kind=st.sampled_from(["pin", "pin", "unpin", "restore", "restore", "save", "evict"]))
+    @rule(prompt=PROMPTS, kind=st.sampled_from(["pin", "unpin", *["restore"] * 5, *["save"] * 2, "evict"]))
     def steer(self, prompt: tuple[list[int], str | None], kind: str) -> None:
         tokens, salt = prompt
         orders: dict[str, CacheOrder] = {
@@ -328,7 +336,7 @@ class KVMachine(RuleBasedStateMachine):
         }
         self.manager.steering.carry_out(orders[kind])
 
-    @rule(kind=st.sampled_from(["loads fail", "loads fail", "a step raises", "a step raises late", "reset"]))
+    @rule(kind=st.sampled_from([*["loads fail"] * 6, "a step raises", "a step raises late", "reset"]))
     def trouble(self, kind: str) -> None:
         """A step raises, its moves made or not: what it would have reported is lost. Or loads to come fail, or ..."""
         if kind == "loads fail":
