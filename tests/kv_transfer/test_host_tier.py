@@ -104,7 +104,9 @@ TestHost = HostMachine.TestCase
 TestHost.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
 
 
-@pytest.mark.parametrize(("size", "why"), [(0, "a KV block takes 1000 bytes"), (999, "1000 bytes"), (1 << 60, "free")])
+@pytest.mark.parametrize(
+    ("size", "why"), [(0, "a KV block takes 1000 bytes"), (999, "1000 bytes"), (1 << 60, "may take")]
+)
 def test_a_tier_that_cannot_be_had_is_an_error(size: int, why: str) -> None:
     with pytest.raises(ConfigError, match=f"swap_space.*{why}"):
         HostMover(Memory(), size)

@@ -14,20 +14,17 @@ import numpy as np
 from octavo.exceptions import ConfigError
 from octavo.kv_transfer.base import BlockMemory
 from octavo.messages import KVMove, KVTierInfo, KVTierReport, KVTraffic
-from octavo.platforms.cpu import available_memory
 
 
 class HostMover:
     """See ``TierMover``. ``size``: most bytes of the tier.
 
-    Raises ConfigError if that is less than a block, or more than the memory that is free.
+    Raises ConfigError if that is less than a block, or more than the process may take.
     """
 
     def __init__(self, memory: BlockMemory, size: int) -> None:
         if size < memory.block_bytes:
             raise ConfigError(f"swap_space = {size / 2**30:g} GiB: a KV block takes {memory.block_bytes} bytes")
-        if size > (free := available_memory()):
-            raise ConfigError(f"swap_space = {size / 2**30:g} GiB: only {free / 2**30:.1f} GiB of memory are free")
         self._memory = memory
         self.info = KVTierInfo(capacity=size // memory.block_bytes, block_bytes=memory.block_bytes)
         try:
