@@ -157,7 +157,7 @@ def test_the_scheduler_does_not_start_what_is_late() -> None:
 
 async def test_timers_are_cancelled(one_seat: AsyncLLM) -> None:
     began = time.monotonic()
-    assert await run(one_seat, SHORT, timeout=0.5) == 3
-    await asyncio.sleep(max(0.0, began + 0.6 - time.monotonic()))
+    assert await run(one_seat, SHORT, timeout=1.5) == 3
+    await asyncio.sleep(max(0.0, began + 1.6 - time.monotonic()))
     assert "request_success_total" in one_seat.render_metrics().decode()
     assert 'finished_reason="abort",model_name="tiny"} 1.0' not in one_seat.render_metrics().decode()
