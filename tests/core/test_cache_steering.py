@@ -125,6 +125,13 @@ def test_a_pin_on_what_is_not_computed_holds_it_once_it_is(make_loop: Callable[.
     assert run(loop, "d", [*SYSTEM, 10]) == 0
 
 
+def test_a_pin_of_a_core_that_is_gone_is_none_of_the_next_one(make_loop: Callable[..., Loop]) -> None:
+    one, other = make_loop().scheduler, make_loop().scheduler
+    pins = [scheduler.steer(SetPin(60.0, prompt_token_ids=SYSTEM)).pins[0] for scheduler in (one, other)]
+    assert not other.steer(RemovePin(pins[0].pin_id)).found
+    assert other.steer(RemovePin(pins[1].pin_id)).found
+
+
 def test_a_salt_has_its_own_pins(make_loop: Callable[..., Loop]) -> None:
     loop = make_loop()
     steer(loop, SetPin(60.0, prompt_token_ids=SYSTEM, cache_salt="s"))

@@ -267,9 +267,10 @@ class ManagerMachine(RuleBasedStateMachine):
     def pin(self, prompt: list[int], salt: str | None, ttl: float) -> None:
         self.manager.steering.carry_out(SetPin(ttl, prompt_token_ids=prompt, cache_salt=salt))
 
-    @rule(number=st.integers(0, 5))
-    def unpin(self, number: int) -> None:
-        self.manager.steering.carry_out(RemovePin(f"pin-{number}"))
+    @rule(index=st.integers(0, 5))
+    def unpin(self, index: int) -> None:
+        for pin in self.manager.steering.pins.pins[index : index + 1]:
+            self.manager.steering.carry_out(RemovePin(pin.pin_id))
 
     @rule(data=st.data())
     def evict(self, data: st.DataObject) -> None:

@@ -329,7 +329,7 @@ class KVMachine(RuleBasedStateMachine):
         tokens, salt = prompt
         orders: dict[str, CacheOrder] = {
             "pin": SetPin(1000.0, prompt_token_ids=tokens, cache_salt=salt),
-            "unpin": RemovePin(f"pin-{len(tokens) % 4}"),
+            "unpin": RemovePin(next((pin.pin_id for pin in self.manager.steering.pins.pins), "none")),
             "restore": RestorePrefix(tokens, cache_salt=salt),
             "save": SavePrefixes(),
             "evict": EvictPrefixes(),

@@ -154,9 +154,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def pin(self, prompt: list[int], salt: str | None, ttl: float) -> None:
         self.loop.scheduler.steer(SetPin(ttl, prompt_token_ids=prompt, cache_salt=salt))
 
-    @rule(number=st.integers(0, 9))
-    def unpin(self, number: int) -> None:
-        self.loop.scheduler.steer(RemovePin(f"pin-{number}"))
+    @rule(index=st.integers(0, 5))
+    def unpin(self, index: int) -> None:
+        for pin in self.loop.scheduler.steer(ListPrefixes(1)).pins[index : index + 1]:
+            self.loop.scheduler.steer(RemovePin(pin.pin_id))
 
     @rule(data=st.data())
     def evict(self, data: st.DataObject) -> None:

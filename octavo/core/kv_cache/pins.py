@@ -7,7 +7,7 @@ computed. Blocks that several pins name are held once. Knows nothing of tokens, 
 from __future__ import annotations
 
 import heapq
-import itertools
+import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,10 @@ NO_PINS = PinLimits(0, 0)
 
 @dataclass(slots=True, eq=False)
 class Pin:
-    """``prefix``: the hash of the last block. ``tenant``: whose request set it; None: an administrator."""
+    """``prefix``: the hash of the last block. ``tenant``: whose request set it; None: an administrator.
+
+    No ``pin_id`` comes again: one of an engine core that has died must not name a pin of the next one.
+    """
 
     pin_id: str
     prefix: bytes
@@ -52,7 +55,6 @@ class PinTable:
         self._held: dict[bytes, Block] = {}
         self._tenants: dict[str, Counter[bytes]] = {}
         self._expiries: list[tuple[float, str]] = []  # a heap; a pin may have been renewed since, or be gone
-        self._numbers = itertools.count()
 
     @property
     def pins(self) -> list[Pin]:
@@ -112,7 +114,7 @@ class PinTable:
             known.expires = max(known.expires, expires)
             return known
         self.check(names, tenant)
-        pin = Pin(f"pin-{next(self._numbers)}", prefix, num_tokens, tuple(names), tenant, expires)
+        pin = Pin(f"pin-{secrets.token_hex(8)}", prefix, num_tokens, tuple(names), tenant, expires)
         self._pins[pin.pin_id] = self._by_prefix[prefix, tenant] = pin
         heapq.heappush(self._expiries, (expires, pin.pin_id))
         if tenant is not None:
