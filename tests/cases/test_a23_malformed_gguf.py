@@ -109,7 +109,7 @@ def test_the_honest_file_is_a_model(tmp_path: Path) -> None:
 
 def test_the_command_line_says_it_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "model.gguf"
-    path.write_bytes(CASES["an offset beyond the end"](GOOD))
+    path.write_bytes(CASES["an offset that is not aligned"](GOOD))
     assert main(["plan", str(path)]) == 1
     told = capsys.readouterr().err
     assert told.startswith(f"octavo plan: {path}, key '{ENTRY}', offset ")
