@@ -297,19 +297,20 @@ class Scheduler:
         planned_at, scheduled = self._in_flight.pop(plan.step_id, (now, []))
         seconds, self._last_update = now - max(planned_at, self._last_update), now
         self._restart(self._kv.spoil(self._kv.tiers.settle(plan, result, seconds)))
-        for entry in scheduled:  # one that failed may not have filled its blocks: who took them over computes its own
-            if entry.is_valid and entry.error(result) is not None:
+        ends = [(entry, entry.error(result)) for entry in scheduled if entry.is_valid]
+        for entry, error in ends:  # who failed may not have filled its blocks: who took them over computes its own
+            if error is not None and entry.is_valid:
                 self._restart(self._kv.sharers(entry.request, entry.start))
         outputs: list[EngineCoreOutput] = []
-        for entry in scheduled:
+        for entry, error in ends:
             if not entry.is_valid:
                 continue
             try:
-                outputs += self._take(entry, result)
+                outputs += self._take(entry, error, result)
             except InvariantError:
                 raise
-            except Exception as error:
-                outputs += self._book.fail(entry.request.request_id, RequestFault.of(error, "taking in its token"))
+            except Exception as raised:
+                outputs += self._book.fail(entry.request.request_id, RequestFault.of(raised, "taking in its token"))
         offer_drafts(result, self._book.requests)
         stats = self.stats(plan.total_num_scheduled_tokens, seconds)
         return EngineCoreOutputs(outputs=outputs, timestamp=now, stats=stats)
@@ -319,12 +320,13 @@ class Scheduler:
         for request in [r for r in reversed(self._running) if r.request_id in request_ids]:
             self._book.preempt(request)
 
-    def _take(self, entry: Scheduled, result: ModelRunnerOutput) -> Sequence[EngineCoreOutput]:
-        """One request's part of a result."""
-        request, request_id = entry.request, entry.request.request_id
-        error = entry.error(result)
+    def _take(
+        self, entry: Scheduled, error: RequestFault | None, result: ModelRunnerOutput
+    ) -> Sequence[EngineCoreOutput]:
+        """One request's part of a result, in which it failed if ``error`` says so."""
+        request = entry.request
         if error is not None:
-            return self._book.fail(request_id, error)
+            return self._book.fail(request.request_id, error)
         request.confirm(entry.end)
 
         prompt_logprobs = request.take_prompt_logprobs(result, entry.start)

@@ -42,10 +42,10 @@ class Scheduled:
 
     def error(self, result: ModelRunnerOutput) -> RequestFault | None:
         """Why the request failed in this step, whose ``result`` this is, if it did."""
-        request_id = self.request.request_id
-        if request_id not in result.errors and self.samples and not result.sampled_token_ids.get(request_id):
+        error = result.errors.get(self.request.request_id)
+        if error is None and self.samples and not result.sampled_token_ids.get(self.request.request_id):
             return RequestFault("internal error: no token was sampled")
-        return result.errors.get(request_id)
+        return error
 
 
 class StepBuilder:

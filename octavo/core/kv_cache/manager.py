@@ -309,7 +309,8 @@ class KVCacheManager:
         in_passes = request.sampling_params.wants_prompt_logprobs
         filled = request.num_confirmed_tokens if in_passes else request.num_computed_tokens
         full = min(filled, request.num_tokens) // self.block_size
-        self._offer(request, table)
+        if table.num_offered < table.num_named:
+            self._offer(request, table)
         if full <= table.num_named or table.private or not self.enable_prefix_caching:
             return
         self.index.insert(request, table.blocks, full * self.block_size, first=table.num_named)
