@@ -68,7 +68,7 @@ def test_lists_of_a_hundred_thousand_are_bounded_or_served(live_server: RunningS
 
 
 def test_plain_requests_go_on_meanwhile(live_server: RunningServer) -> None:
-    """While one grammar takes all of its five seconds, plain requests are answered, many times over."""
+    """While one grammar takes its five seconds or all of its memory, plain requests are answered, many times over."""
     slow: list[httpx.Response] = []
     given = {"json": {"type": "integer", "multipleOf": 999_979}}
     thread = threading.Thread(
@@ -83,7 +83,7 @@ def test_plain_requests_go_on_meanwhile(live_server: RunningServer) -> None:
         assert answered(quick)["choices"][0]["text"].startswith("a")
         answers += 1
     thread.join()
-    refused(slow[0], "structured_outputs.json", "more than 5 s")
+    refused(slow[0], "structured_outputs.json", "compile")  # too long, or too large
     assert answers >= 5
 
 
