@@ -387,7 +387,7 @@ class Scheduler:
         return SchedulerStats(
             num_running=len(self._running),
             num_waiting=len(self._policy),
-            kv_cache_usage=self._kv.usage,
+            kv_cache_usage=self._kv.pool.usage,
             kv_cache_pinned=self._kv.steering.pins.usage,
             num_blocks=self._num_blocks,
             iteration_tokens=iteration_tokens,

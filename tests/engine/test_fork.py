@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -10,8 +10,6 @@ import pytest
 
 from octavo.engine.llm_engine import LLMEngine
 from octavo.messages import EngineCoreRequest, RequestOutputKind, SamplingParams, TokenLogprobs
-
-from .tiny_llama import make_config
 
 PROMPT = [7 * i % 300 for i in range(37)]  # two full blocks and a part of a third
 BACKENDS = {
@@ -29,19 +27,6 @@ Answer = tuple[list[int], list[TokenLogprobs], list[TokenLogprobs]]
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> dict[str, Any]:
     return BACKENDS[request.param]
-
-
-@pytest.fixture
-def engines(tiny_model: str) -> Iterator[Any]:
-    made: list[LLMEngine] = []
-
-    def make(**changes: Any) -> LLMEngine:
-        made.append(LLMEngine(make_config(tiny_model, **changes)))
-        return made[-1]
-
-    yield make
-    for engine in made:
-        engine.shutdown()
 
 
 def answers(engine: LLMEngine, requests: Sequence[EngineCoreRequest]) -> tuple[dict[str, Answer], int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,6 @@ from octavo.engine.llm_engine import LLMEngine
 from octavo.messages import EngineCoreRequest, SamplingParams
 from tests.engine.test_fork import BACKENDS, Answer, answers
 
-from .tiny_llama import make_config
-
 LONG = [5 * i % 300 for i in range(90)]
 PARAMS: dict[str, Any] = {"temperature": 0.9, "seed": 3, "logprobs": 2, "ignore_eos": True}
 
@@ -21,25 +18,6 @@ PARAMS: dict[str, Any] = {"temperature": 0.9, "seed": 3, "logprobs": 2, "ignore_
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> dict[str, Any]:
     return BACKENDS[request.param]
-
-
-@pytest.fixture
-def engines(tiny_model: str) -> Iterator[Any]:
-    made: list[LLMEngine] = []
-
-    def make(num_blocks: int | None = None, **changes: Any) -> LLMEngine:
-        config = make_config(tiny_model, **changes)
-        if num_blocks is not None:  # whatever a block takes
-            whole = LLMEngine(config)
-            size = whole.info.kv_cache_bytes // whole.info.num_blocks
-            whole.shutdown()
-            config = make_config(tiny_model, **changes, kv_cache_memory=(num_blocks + 1) * size)
-        made.append(LLMEngine(config))
-        return made[-1]
-
-    yield make
-    for engine in made:
-        engine.shutdown()
 
 
 def request_of(name: str, prompt: list[int], n: int = 1, max_tokens: int = 12) -> EngineCoreRequest:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from octavo.engine.llm_engine import LLMEngine
 from octavo.messages import EngineCoreRequest, SamplingParams
 from tests.engine.test_fork import Answer, answers
-
-from .tiny_llama import make_config
 
 TEXT = [5 * i % 300 for i in range(90)]
 # where each prompt leaves the first one; most do so within a block of 16
@@ -28,19 +24,6 @@ BACKENDS: dict[str, dict[str, Any]] = {
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> dict[str, Any]:
     return {"weights_cache": False, **BACKENDS[request.param]}
-
-
-@pytest.fixture
-def engines(tiny_model: str) -> Iterator[Any]:
-    made: list[LLMEngine] = []
-
-    def make(**changes: Any) -> LLMEngine:
-        made.append(LLMEngine(make_config(tiny_model, **changes)))
-        return made[-1]
-
-    yield make
-    for engine in made:
-        engine.shutdown()
 
 
 def requests(n: int) -> list[EngineCoreRequest]:

@@ -44,6 +44,11 @@ class BlockPool:
         """Blocks that can be allocated now, cached ones included."""
         return len(self._free)
 
+    @property
+    def usage(self) -> float:
+        """Referenced blocks / usable blocks, 0..1."""
+        return (self.num_usable - self.num_free) / self.num_usable
+
     def allocate(self, count: int) -> list[Block]:
         """``count`` blocks with one reference each; their old names are forgotten. ``count`` must be <= num_free."""
         if count > len(self._free):

@@ -105,11 +105,6 @@ class GroupedKVCacheManager:
     def num_groups(self) -> int:
         return len(self._windows)
 
-    @property
-    def usage(self) -> float:
-        """Referenced blocks / usable blocks, 0..1."""
-        return (self.pool.num_usable - self.pool.num_free) / self.pool.num_usable
-
     def find_prefix(self, request: Request) -> Prefix:
         """Where the request's first tokens are already, none of those whose logits are needed.
 

@@ -130,11 +130,6 @@ class KVCacheManager:
         self._tables: dict[str, _Table] = {}
         self._sources: dict[str, Block] = {}  # by request: what its first step copies, kept until the plan is made
 
-    @property
-    def usage(self) -> float:
-        """Referenced blocks / usable blocks, 0..1."""
-        return (self.pool.num_usable - self.pool.num_free) / self.pool.num_usable
-
     def find_prefix(self, request: Request) -> Prefix:
         """Where the request's first tokens are already, none of those whose logits are needed."""
         if request.request_id in self._tables:
