@@ -265,8 +265,8 @@ class Serving:
         """Fetch, load, and open the doors. Raises ConfigError or ModelError then, EngineDeadError whenever."""
         from octavo.args.resolve import resolve_engine_config
         from octavo.engine.async_llm import AsyncLLM
+        from octavo.entrypoints.chat.chat_format import ChatFormats
         from octavo.entrypoints.fingerprint import fingerprint
-        from octavo.entrypoints.openai.chat_format import ChatFormats
         from octavo.entrypoints.progress import download_bar
         from octavo.entrypoints.sampling_defaults import read_sampling_defaults
 

@@ -17,7 +17,7 @@ from octavo.exceptions import EngineDeadError, OctavoError
 
 if TYPE_CHECKING:
     from octavo.engine.async_llm import AsyncLLM
-    from octavo.entrypoints.openai.chat_format import ChatFormats
+    from octavo.entrypoints.chat.chat_format import ChatFormats
 
 
 class NotReadyError(OctavoError):

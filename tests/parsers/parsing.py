@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from octavo.entrypoints.openai.parsers.base import Content, Delta, Parser, Reasoning, ToolCallDelta
-from octavo.entrypoints.openai.parsers.registry import reasoning_format, tool_format
+from octavo.entrypoints.chat.parsers.base import Content, Delta, Parser, Reasoning, ToolCallDelta
+from octavo.entrypoints.chat.parsers.formats import reasoning_format, tool_format
 
 TOOLS: dict[str, dict[str, Any]] = {
     "now": {"type": "object", "properties": {}},

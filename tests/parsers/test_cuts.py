@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from octavo.entrypoints.openai.parsers.base import Chain
+from octavo.entrypoints.chat.parsers.base import Chain
 from tests.parsers.parsing import PARSERS, joined, pieces, run
 
 PIECES = [

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from octavo.entrypoints.openai.parsers.base import Content, Reasoning, ToolCallDelta
-from octavo.entrypoints.openai.parsers.registry import reasoning_parser_for, tool_format, tool_parser_for
+from octavo.entrypoints.chat.parsers.base import Content, Reasoning, ToolCallDelta
+from octavo.entrypoints.chat.parsers.formats import reasoning_parser_for, tool_format, tool_parser_for
 from tests.parsers.parsing import PARSERS, TOOLS, run
 
 HARD = {

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.entrypoints.anthropic.builder import MessageBuilder
+from octavo.entrypoints.chat.parsers.base import Content, Delta, Reasoning, ToolCallDelta
 from octavo.entrypoints.openai.conversation import ChatEvent
 from octavo.entrypoints.openai.generation import UsageCounter
-from octavo.entrypoints.openai.parsers.base import Content, Delta, Reasoning, ToolCallDelta
 from octavo.entrypoints.openai.responses.builder import ResponseBuilder
 from octavo.messages import CachePin
 

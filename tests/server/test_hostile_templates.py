@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from octavo.config import ChatConfig
+from octavo.entrypoints.chat.chat_format import detect
 from octavo.entrypoints.openai.app import build_app
-from octavo.entrypoints.openai.chat_format import detect
 from octavo.entrypoints.state import ServerState
 from octavo.tokenizer import chat_template
 from tests.server.fake_engine import FakeEngine, FakeTokenizer

@@ -37,8 +37,8 @@ from octavo.entrypoints.anthropic.answers import (
     ThinkingDelta,
     ToolUseContent,
 )
+from octavo.entrypoints.chat.parsers.base import Delta, Reasoning, ToolCallDelta
 from octavo.entrypoints.openai.conversation import ChatEvent, Conversation
-from octavo.entrypoints.openai.parsers.base import Delta, Reasoning, ToolCallDelta
 from octavo.entrypoints.openai.prompt_map import TTLS
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}

@@ -11,8 +11,7 @@ from typing import Any
 
 import msgspec
 
-from octavo.entrypoints.openai.parsers.reasoning_format import ReasoningFormat
-from octavo.entrypoints.openai.parsers.tool_format import CallSyntax
+from octavo.entrypoints.chat.parsers.formats import CallSyntax, ReasoningFormat
 from octavo.entrypoints.openai.prompts import ChatSetup
 from octavo.messages import StructuredOutputsParams
 from octavo.structured_output.structural_tag import Tag, tool_calls

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request
 from msgspec import UNSET
 from starlette.responses import Response
 
+from octavo.entrypoints.chat.parsers.base import Content, Delta, Reasoning
 from octavo.entrypoints.openai.answers import (
     AssistantMessage,
     ChatChoice,
@@ -25,7 +26,6 @@ from octavo.entrypoints.openai.answers import (
 from octavo.entrypoints.openai.conversation import ChatAnswer, ChatEvent, Choice, Conversation, Logprobs, prepare
 from octavo.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs
 from octavo.entrypoints.openai.openapi import describe_answer
-from octavo.entrypoints.openai.parsers.base import Content, Delta, Reasoning
 from octavo.entrypoints.openai.protocol import REFUSED_IN_CHAT, ChatRequest
 from octavo.entrypoints.openai.routing import JsonRoute, note_ignored, server_state
 from octavo.entrypoints.openai.sse import (

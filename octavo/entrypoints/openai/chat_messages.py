@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from octavo.entrypoints.openai.chat_format import ChatFormat
+from octavo.entrypoints.chat.chat_format import ChatFormat
 from octavo.entrypoints.openai.protocol import ChatMessage
 from octavo.entrypoints.openai.tools import PastToolCall
 from octavo.exceptions import ValidationError

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import UnsetType
 
+from octavo.entrypoints.chat.parsers.base import Content, Delta, Reasoning, ToolCallDelta
 from octavo.entrypoints.openai.answer_constraint import answer_constraint
 from octavo.entrypoints.openai.answers import RequestTimes
 from octavo.entrypoints.openai.generation import Generation, UsageCounter, response_id
-from octavo.entrypoints.openai.parsers.base import Content, Delta, Reasoning, ToolCallDelta
 from octavo.entrypoints.openai.prompt_map import Marks, PromptMap, chat_marks
 from octavo.entrypoints.openai.prompts import ChatPrompt, ChatSetup, chat_setup, encode_chat, output_budget, truncate
 from octavo.entrypoints.openai.protocol import ChatRequest

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.entrypoints.openai.chat_format import ChatFormat, ChatFormats
+from octavo.entrypoints.chat.chat_format import ChatFormat, ChatFormats
 from octavo.entrypoints.openai.chat_messages import plain_message
 from octavo.entrypoints.openai.protocol import ChatMessage, TemplateOptions
 from octavo.entrypoints.openai.routing import large_body

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo.entrypoints.openai.parsers.base import Chain, Delta, NullParser, Parser, Reasoning, ToolCallDelta
+from octavo.entrypoints.chat.parsers.base import Chain, Delta, NullParser, Parser, Reasoning, ToolCallDelta
 from octavo.entrypoints.openai.prompts import ChatPrompt, ChatSetup
 from octavo.entrypoints.openai.protocol import ChatRequest
 

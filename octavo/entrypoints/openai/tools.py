@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
-from octavo.entrypoints.openai.parsers.tool_format import Tools
+from octavo.entrypoints.chat.parsers.formats import Tools
 from octavo.exceptions import ValidationError
 
 MAX_TOOLS = 1024

@@ -16,9 +16,9 @@ from typing import Any
 
 from msgspec import UnsetType
 
+from octavo.entrypoints.chat.parsers.base import Content, Delta, ToolCallDelta
 from octavo.entrypoints.openai.conversation import ChatEvent, Conversation
 from octavo.entrypoints.openai.logprobs import chat_logprobs
-from octavo.entrypoints.openai.parsers.base import Content, Delta, ToolCallDelta
 from octavo.entrypoints.openai.responses.answers import (
     Event,
     IncompleteDetails,

@@ -6,9 +6,9 @@ answer in JSON, not a call.
 
 from __future__ import annotations
 
-from octavo.entrypoints.openai.parsers.calls import Calls, json_calls
-from octavo.entrypoints.openai.parsers.cursor import Cursor, Step
-from octavo.entrypoints.openai.parsers.tool_format import CallSyntax, ToolFormat, Tools
+from octavo.entrypoints.chat.parsers.calls import Calls, json_calls
+from octavo.entrypoints.chat.parsers.cursor import Cursor, Step
+from octavo.entrypoints.chat.parsers.formats import CallSyntax, ToolFormat, Tools
 
 TAG = "<|python_tag|>"
 

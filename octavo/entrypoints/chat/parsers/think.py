@@ -5,9 +5,9 @@ The opening tag may be the prompt's last word, as some chat templates have it; t
 
 from __future__ import annotations
 
-from octavo.entrypoints.openai.parsers.base import Reasoning
-from octavo.entrypoints.openai.parsers.cursor import Cursor, Step
-from octavo.entrypoints.openai.parsers.reasoning_format import ReasoningFormat
+from octavo.entrypoints.chat.parsers.base import Reasoning
+from octavo.entrypoints.chat.parsers.cursor import Cursor, Step
+from octavo.entrypoints.chat.parsers.formats import ReasoningFormat
 
 
 def _between(opening: str, closing: str) -> ReasoningFormat:

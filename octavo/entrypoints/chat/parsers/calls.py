@@ -7,8 +7,8 @@ import secrets
 import string
 from collections.abc import Container
 
-from octavo.entrypoints.openai.parsers.base import ToolCallDelta
-from octavo.entrypoints.openai.parsers.cursor import Cursor, Step
+from octavo.entrypoints.chat.parsers.base import ToolCallDelta
+from octavo.entrypoints.chat.parsers.cursor import Cursor, Step
 
 ALPHANUMERIC = string.ascii_letters + string.digits
 NAME = re.compile(r"[-.\w]*")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
 from typing import TypeVar
 
-from octavo.entrypoints.openai.parsers.base import Content, Delta, Reasoning
+from octavo.entrypoints.chat.parsers.base import Content, Delta, Reasoning
 
 T = TypeVar("T")
 Step = Generator[None, None, T]  # waits for text now and then, and returns a T

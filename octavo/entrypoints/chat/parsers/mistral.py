@@ -5,9 +5,9 @@ Older vocabularies of the second form write the arguments right after the name, 
 
 from __future__ import annotations
 
-from octavo.entrypoints.openai.parsers.calls import MAX_NAME, NAME, Calls, json_calls, short_id
-from octavo.entrypoints.openai.parsers.cursor import Cursor, Step
-from octavo.entrypoints.openai.parsers.tool_format import CallSyntax, ToolFormat, Tools
+from octavo.entrypoints.chat.parsers.calls import MAX_NAME, NAME, Calls, json_calls, short_id
+from octavo.entrypoints.chat.parsers.cursor import Cursor, Step
+from octavo.entrypoints.chat.parsers.formats import CallSyntax, ToolFormat, Tools
 
 TAG, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 

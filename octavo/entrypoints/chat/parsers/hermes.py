@@ -6,9 +6,9 @@ request's functions is a call too where it is the whole message or stands in a c
 
 from __future__ import annotations
 
-from octavo.entrypoints.openai.parsers.calls import Calls, json_calls
-from octavo.entrypoints.openai.parsers.cursor import Cursor, Step
-from octavo.entrypoints.openai.parsers.tool_format import TAGGED_JSON, ToolFormat, Tools
+from octavo.entrypoints.chat.parsers.calls import Calls, json_calls
+from octavo.entrypoints.chat.parsers.cursor import Cursor, Step
+from octavo.entrypoints.chat.parsers.formats import TAGGED_JSON, ToolFormat, Tools
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FENCE = "```"

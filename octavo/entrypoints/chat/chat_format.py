@@ -14,14 +14,14 @@ from functools import lru_cache
 from typing import Any
 
 from octavo.config import ChatConfig
-from octavo.entrypoints.openai.parsers.reasoning_format import ReasoningFormat
-from octavo.entrypoints.openai.parsers.registry import (
+from octavo.entrypoints.chat.parsers.formats import (
+    ReasoningFormat,
+    ToolFormat,
     reasoning_format,
     reasoning_parser_for,
     tool_format,
     tool_parser_for,
 )
-from octavo.entrypoints.openai.parsers.tool_format import ToolFormat
 from octavo.exceptions import ConfigError, ValidationError
 from octavo.tokenizer.base import Tokenizer
 

@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from octavo.entrypoints.openai.parsers.calls import MAX_NAME, Calls, json_calls
-from octavo.entrypoints.openai.parsers.cursor import Cursor, Step
-from octavo.entrypoints.openai.parsers.tool_format import TAGGED_JSON, ToolFormat, Tools
+from octavo.entrypoints.chat.parsers.calls import MAX_NAME, Calls, json_calls
+from octavo.entrypoints.chat.parsers.cursor import Cursor, Step
+from octavo.entrypoints.chat.parsers.formats import TAGGED_JSON, ToolFormat, Tools
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FUNCTION, END_FUNCTION = "<function=", "</function>"
