@@ -220,15 +220,15 @@ async def serve_ready_core(args: argparse.Namespace) -> None:
     from octavo.args.resolve import resolve_engine_config
     from octavo.engine.async_llm import AsyncLLM
     from octavo.entrypoints.openai.app import build_app
-    from octavo.entrypoints.state import ServerState
+    from octavo.entrypoints.state import ServedModel, ServerState
     from octavo.messages import EngineInfo
     from octavo.tokenizer import load_tokenizer
 
     config = resolve_engine_config(engine_config_from_kwargs(model=args.model), None)
     info = EngineInfo(max_model_len=2048, vocab_size=49152, num_blocks=9000, block_size=16, kv_cache_bytes=0)
     client: Any = ReadyCore()
-    state = ServerState(args.model)
-    state.engine, state.phase = AsyncLLM(config, client, load_tokenizer(config.model.model), info), "ready"
+    engine = AsyncLLM(config, client, load_tokenizer(config.model.model), info)
+    state = ServerState([ServedModel(args.model, engine)])
     options: dict[str, Any] = {"log_config": None, "access_log": False, "lifespan": "off", "ws": "none", "port": 0}
     http = uvicorn.Server(uvicorn.Config(build_app(state), **options))
     serving = asyncio.create_task(http.serve())
@@ -245,7 +245,7 @@ async def serve_ready_core(args: argparse.Namespace) -> None:
             print(f"{args.requests} streams: {1e6 * spent / args.requests / args.tokens:.1f} us CPU/token", flush=True)
     http.should_exit = True
     await serving
-    await state.engine.shutdown()
+    await engine.shutdown()
 
 
 def api(args: argparse.Namespace) -> None:

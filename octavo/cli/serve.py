@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import uvicorn
 
     from octavo.engine.async_llm import AsyncLLM
-    from octavo.entrypoints.state import ServerState
+    from octavo.entrypoints.state import ServedModel, ServerState
 
 logger = logging.getLogger("octavo.server")
 
@@ -110,14 +110,15 @@ class Serving:
         tls: ssl.SSLContext | None,
         started: float,
     ) -> None:
-        from octavo.entrypoints.state import ServerState
+        from octavo.entrypoints.state import ServedModel, ServerState
 
         self.engine_config, self.server_config = engine, server
         self.listener, self.tls, self.started = listener, tls, started
         self.url = listen.url_of(server, listener)
         name = engine.model.served_model_name or engine.model.model
         local = listen.is_on_loopback(server, listener)
-        self.state: ServerState = ServerState(name, config=server, chat_config=chat, log_config=log, only_local=local)
+        self.model: ServedModel = ServedModel(name, chat_config=chat)
+        self.state: ServerState = ServerState([self.model], config=server, log_config=log, only_local=local)
         self._http: uvicorn.Server | None = None
         self._starting: asyncio.Task[None] | None = None
         self._draining: asyncio.Task[None] | None = None
@@ -176,7 +177,7 @@ class Serving:
             logger.warning("whoever can reach %s may use this server; --api-key-file sets keys", self.url)
         if not 0 <= (most := self.engine_config.sampling.max_logprobs) <= MANY_LOGPROBS:
             logger.warning("--max-logprobs %d: one request for so many delays the tokens of all others", most)
-        announce(f"octavo listens on {self.url}, loading {self.state.model_name}")
+        announce(f"octavo listens on {self.url}, loading {self.model.name}")
         self._starting = asyncio.create_task(self._start_engine())
         http: uvicorn.Server = await call_in_thread(self._make_http)
         gc.enable()
@@ -192,8 +193,8 @@ class Serving:
         if self._draining is not None:
             self._draining.cancel()
         await asyncio.gather(*(t for t in (self._starting, self._draining) if t), return_exceptions=True)
-        if self.state.engine is not None:
-            await self.state.engine.shutdown(now=http.force_exit)
+        if self.model.engine is not None:
+            await self.model.engine.shutdown(now=http.force_exit)
         return 1 if failed is not None else 0
 
     def _failure(self) -> str | None:
@@ -206,8 +207,8 @@ class Serving:
             return None
         if not isinstance(error, OctavoError):
             logger.error("the engine failed", exc_info=error)
-        self.state.failure = str(error) or repr(error)
-        return self.state.failure
+        self.model.failure = str(error) or repr(error)
+        return self.model.failure
 
     def _on_signal(self) -> None:
         """The first signal drains, the second one stops."""
@@ -216,15 +217,15 @@ class Serving:
                 self._http.should_exit = self._http.force_exit = True
             return
         self._stopping = True
-        if self.state.engine is None:
+        if self.model.engine is None:
             assert self._starting is not None
             self._starting.cancel()
             if self._http is not None:
                 self._http.should_exit = True
         else:
-            left = f"{self.state.engine.num_active} answers, within {self.server_config.shutdown_timeout:g} s"
+            left = f"{self.model.engine.num_active} answers, within {self.server_config.shutdown_timeout:g} s"
             announce(f"octavo finishes what it has begun ({left}); a second signal stops at once")
-            self._draining = asyncio.create_task(self._drain(self.state.engine))
+            self._draining = asyncio.create_task(self._drain(self.model.engine))
 
     async def _drain(self, engine: AsyncLLM) -> None:
         """Answer those who come with 503 until what runs has ended; then stop listening."""
@@ -257,8 +258,8 @@ class Serving:
         except ConfigError as error:
             logger.error("the tenants stay as they were: %s", error)
             return
-        if self.state.engine is not None:
-            self.state.engine.set_tenants(self._tenants)
+        if self.model.engine is not None:
+            self.model.engine.set_tenants(self._tenants)
         logger.info("%d tenants read from %s", len(self._tenants.listed), path)
 
     async def _start_engine(self) -> None:
@@ -274,12 +275,12 @@ class Serving:
             with download_bar() as bar:
 
                 def progress(name: str, done: int, total: int) -> None:
-                    self.state.phase, self.state.progress = f"fetch {name}", done / total if total else None
+                    self.model.phase, self.model.progress = f"fetch {name}", done / total if total else None
                     bar(name, done, total)
 
                 return resolve_engine_config(self.engine_config, progress)
 
-        self.state.phase = "find the model"
+        self.model.phase = "find the model"
         config: EngineConfig = await call_in_thread(resolve)
         creating = asyncio.create_task(AsyncLLM.create(config, self._on_phase, tenants=self._tenants))
         try:  # meanwhile
@@ -290,38 +291,38 @@ class Serving:
             raise
         engine = await creating
         try:
-            self.state.chat_formats = await call_in_thread(
-                lambda: ChatFormats(engine.tokenizer, self.state.chat_config)
+            self.model.chat_formats = await call_in_thread(
+                lambda: ChatFormats(engine.tokenizer, self.model.chat_config)
             )
         except BaseException:
             await engine.shutdown()
             raise
-        self.state.sampling_defaults = defaults
-        self.state.system_fingerprint = fingerprint(config, engine.info)
+        self.model.sampling_defaults = defaults
+        self.model.system_fingerprint = fingerprint(config, engine.info)
         gc.freeze()  # what a server is made of: to look through it takes 50 ms, in which every stream would wait
-        self.state.engine, self.state.phase = engine, "ready"
+        self.model.engine, self.model.phase = engine, "ready"
         if self._tenants is not None:
             engine.set_tenants(self._tenants)  # the file may have been read again meanwhile
         seconds = time.monotonic() - self.started
-        announce_facts("octavo is ready", start_screen(config, self.state, self.url, seconds))
+        announce_facts("octavo is ready", start_screen(config, self.model, self.url, seconds))
         raise await engine.gone()
 
     def _on_phase(self, name: str) -> None:
-        self.state.phase, self.state.progress = name, None
+        self.model.phase, self.model.progress = name, None
 
 
-def start_screen(config: EngineConfig, state: ServerState, url: str, seconds: float) -> list[tuple[str, str]]:
+def start_screen(config: EngineConfig, model: ServedModel, url: str, seconds: float) -> list[tuple[str, str]]:
     """All there is to know about a ready server, in a screen: (name, fact)."""
     import octavo
     from octavo.utils.units import format_bytes
 
-    assert state.engine is not None
-    info, cache = state.engine.info, config.cache
+    assert model.engine is not None
+    info, cache = model.engine.info, config.cache
     blocks = info.num_blocks - 1  # block 0 is the null block
     caching = "prefix caching" if cache.enable_prefix_caching else "no prefix caching"
     return [
         ("version", octavo.__version__),
-        ("model", f"{state.model_name} ({config.model.model})"),
+        ("model", f"{model.name} ({config.model.model})"),
         *info.facts.items(),
         ("context", f"{info.max_model_len} tokens, {config.scheduler.max_num_seqs} requests a step"),
         (

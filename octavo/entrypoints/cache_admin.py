@@ -84,8 +84,7 @@ async def list_cache(
     request: Request, limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 100, preview: bool = False
 ) -> Response:
     """What is cached in the block pool, most recently used first, and what is pinned."""
-    state = server_state(request)
-    engine = state.ready_engine()
+    engine = server_state(request).model().ready_engine()
     reply = await engine.steer(ListPrefixes(limit, PREVIEW_TOKENS if preview else 0))
     now = time.time()
     return json_response(
@@ -120,7 +119,7 @@ async def set_pin(body: PinRequest, request: Request) -> Response:
 @router.delete("/pins/{pin_id}", response_class=Response, responses=describe_answer(PinRemoved))
 async def remove_pin(pin_id: str, request: Request) -> Response:
     """Let a pin go: its blocks are ordinary cached ones again."""
-    reply = await server_state(request).ready_engine().steer(RemovePin(pin_id))
+    reply = await server_state(request).model().ready_engine().steer(RemovePin(pin_id))
     if not reply.found:
         raise UnknownPinError(f"no pin has the id {pin_id[:200]!r}")
     return json_response(PinRemoved(id=pin_id))
@@ -171,18 +170,18 @@ async def restore_prefix(body: PromptRequest, request: Request) -> Response:
 
 async def _steer(state: ServerState, order: CacheOrder, prefix_id: str | None = None) -> CacheReply:
     """Raises UnknownPrefixError if the order names a prefix that is not there."""
-    reply = await state.ready_engine().steer(order)
+    reply = await state.model().ready_engine().steer(order)
     if not reply.found:
         raise UnknownPrefixError(f"no cached prefix has the id {(prefix_id or '')[:200]!r}")
     return reply
 
 
 async def _token_ids(state: ServerState, body: PromptRequest) -> list[int]:
-    engine = state.ready_engine()
-    state.check_model(body.model)
+    model = state.model(body.model)
+    engine = model.ready_engine()
     if body.messages is not None:
         special = bool(body.add_special_tokens)
-        return await chat_token_ids(state, body.messages, body, add_special_tokens=special)
+        return await chat_token_ids(model, body.messages, body, add_special_tokens=special)
     assert body.prompt is not None
     special, context = body.add_special_tokens is not False, engine.info.max_model_len
     (token_ids,) = await encode_prompts(

@@ -25,12 +25,14 @@ HEALTH = {
 async def health(request: Request) -> Response:
     """200 when requests are served; 503 while loading, restarting or draining, and once the engine is dead."""
     state = server_state(request)
-    if state.failure is None and state.engine is None:
-        return json_response(ServerHealth("loading", phase=state.phase, progress=state.progress), 503)
+    for model in state.models.values():
+        if model.failure is None and model.engine is None:
+            return json_response(ServerHealth("loading", phase=model.phase, progress=model.progress), 503)
     if state.draining:
         return json_response(ServerHealth("draining"), 503)
     try:
-        await state.ready_engine().check_health()
+        for model in state.models.values():
+            await model.ready_engine().check_health()
     except EngineRestartingError as error:
         return json_response(ServerHealth("restarting", message=_reason(error)), 503)
     except EngineDeadError as error:

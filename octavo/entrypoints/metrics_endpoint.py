@@ -19,6 +19,6 @@ TEXT: dict[int | str, Any] = {200: {"content": {"text/plain": {"schema": {"type"
 
 @router.get("/metrics", response_class=Response, responses=TEXT)
 async def metrics(request: Request) -> Response:
-    """Every metric of the engine."""
-    engine = server_state(request).engine
+    """Every metric of the default model's engine."""
+    engine = server_state(request).default.engine
     return Response(b"" if engine is None else engine.render_metrics(), media_type=CONTENT_TYPE)

@@ -1,12 +1,13 @@
-"""What the routes share: the engine once it is ready, and until then how far it is.
+"""What the routes share: the served models, each with its engine once that is ready, and the server's own settings.
 
-Filled by whoever starts the engine (``octavo serve``, or a test); the routes only read. Knows nothing of HTTP.
+``octavo serve`` fills it; the routes only read. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from octavo.config import ChatConfig, LogConfig, ServerConfig
@@ -43,31 +44,19 @@ class UnknownRequestError(NotFoundError):
 
 
 @dataclass
-class ServerState:
-    """One server, one model. ``failure`` is set when the engine could not start or has died for good."""
+class ServedModel:
+    """One model by the name that requests use. ``failure`` is set when its engine could not start or died for good."""
 
-    model_name: str
-    created: int = field(default_factory=lambda: int(time.time()))
+    name: str
     engine: AsyncLLM | None = None
+    created: int = field(default_factory=lambda: int(time.time()))
     phase: str = "starting"
     progress: float | None = None  # 0..1 of the phase, where it is known
     failure: str | None = None
-    draining: bool = False  # told to end: what runs is finished, nothing new is taken in
-    only_local: bool = False  # only this machine can connect, over TCP
     sampling_defaults: dict[str, Any] = field(default_factory=dict)
-    config: ServerConfig = field(default_factory=ServerConfig)
-    log_config: LogConfig = field(default_factory=LogConfig)
     chat_config: ChatConfig = field(default_factory=ChatConfig)
     chat_formats: ChatFormats | None = None  # see openai/prompts.py
-    running: RunningAnswers = field(default_factory=RunningAnswers)
     system_fingerprint: str | None = None  # equal fingerprints: equal answers to equal requests
-    keys: KeyRing = field(init=False)
-    request_log: RequestLog = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Raises ConfigError for a wrong key file."""
-        self.keys = KeyRing(self.config)
-        self.request_log = request_log(self.log_config)
 
     def ready_engine(self) -> AsyncLLM:
         """The engine. Raises NotReadyError while it starts and EngineDeadError if it could not."""
@@ -77,7 +66,47 @@ class ServerState:
             raise NotReadyError(f"the model is still loading ({self.phase})")
         return self.engine
 
-    def check_model(self, name: str | None) -> None:
-        """Raises UnknownModelError unless ``name`` is absent or the served model's."""
-        if name is not None and name != self.model_name:
-            raise UnknownModelError(f"the model {name[:200]!r} does not exist; this server has {self.model_name!r}")
+
+@dataclass
+class ServerState:
+    """One server: its models by name, in the order in which they are listed, and what all of them share."""
+
+    served: InitVar[Sequence[ServedModel]]
+    models: dict[str, ServedModel] = field(init=False)
+    draining: bool = False  # told to end: what runs is finished, nothing new is taken in
+    only_local: bool = False  # only this machine can connect, over TCP
+    config: ServerConfig = field(default_factory=ServerConfig)
+    log_config: LogConfig = field(default_factory=LogConfig)
+    running: RunningAnswers = field(default_factory=RunningAnswers)
+    keys: KeyRing = field(init=False)
+    request_log: RequestLog = field(init=False)
+
+    def __post_init__(self, served: Sequence[ServedModel]) -> None:
+        """Raises ConfigError for a wrong key file."""
+        self.models = {model.name: model for model in served}
+        self.keys = KeyRing(self.config)
+        self.request_log = request_log(self.log_config)
+
+    @property
+    def default(self) -> ServedModel:
+        """The model of a request that names none: the first one."""
+        return next(iter(self.models.values()))
+
+    def find(self, name: str | None) -> ServedModel:
+        """The model called ``name``, ready or not; without a name the default. Raises UnknownModelError."""
+        if name is None:
+            return self.default
+        if (model := self.models.get(name)) is None:
+            have = ", ".join(map(repr, self.models))
+            raise UnknownModelError(f"the model {name[:200]!r} does not exist; this server has {have}")
+        return model
+
+    def model(self, name: str | None = None) -> ServedModel:
+        """The model called ``name``, or the default, once its engine is ready.
+
+        Raises NotReadyError while that starts (as a name does that is unknown while the default starts),
+        EngineDeadError if it could not, and UnknownModelError.
+        """
+        model = self.models.get(name, self.default) if name is not None else self.default
+        model.ready_engine()
+        return self.find(name)

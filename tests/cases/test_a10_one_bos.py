@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, processors
 from octavo import LLM, SamplingParams
 from octavo.engine.async_llm import AsyncLLM
 from octavo.entrypoints.openai.app import build_app
-from octavo.entrypoints.state import ServerState
+from octavo.entrypoints.state import ServedModel, ServerState
 from tests.cases.asking import answered, ask
 from tests.engine.tiny_llama import BOS, make_config, write_model, write_tokenizer
 from tests.server.running_server import RunningServer
@@ -47,7 +47,7 @@ def offline(folder: str) -> Iterator[LLM]:
 @pytest_asyncio.fixture
 async def client(folder: str) -> AsyncIterator[httpx.AsyncClient]:
     engine = await AsyncLLM.create(make_config(folder))
-    transport = httpx.ASGITransport(build_app(ServerState("m", engine=engine)))
+    transport = httpx.ASGITransport(build_app(ServerState([ServedModel("m", engine=engine)])))
     async with httpx.AsyncClient(transport=transport, base_url="http://octavo") as client:
         yield client
     await engine.shutdown()

@@ -258,11 +258,10 @@ def test_what_only_looks_like_many_values() -> None:
 
 async def test_the_route_says_so() -> None:
     from octavo.entrypoints.openai.app import build_app
-    from octavo.entrypoints.state import ServerState
+    from octavo.entrypoints.state import ServedModel, ServerState
     from tests.server.fake_engine import FakeEngine
 
-    state = ServerState("m")
-    state.engine = FakeEngine()  # type: ignore[assignment]
+    state = ServerState([ServedModel("m", FakeEngine())])  # type: ignore[arg-type]
     transport = httpx.ASGITransport(build_app(state))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         body = b'{"prompt":[' + b"[]," * 3_000_000 + b"[]]}"

@@ -12,7 +12,7 @@ from hypothesis import given
 
 from octavo.config import ChatConfig
 from octavo.entrypoints.openai.app import build_app
-from octavo.entrypoints.state import ServerState
+from octavo.entrypoints.state import ServedModel, ServerState
 from tests.fuzz.mutation import corpus, damaged, quick, twisted
 from tests.server.fake_engine import FakeEngine, ToolTokenizer
 
@@ -40,7 +40,7 @@ def fits(path: str, seed: bytes) -> bool:
 def answered(path: str, content: bytes) -> None:
     engine = FakeEngine(max_model_len=2048)
     engine.tokenizer = ToolTokenizer()
-    state = ServerState("m", engine=engine, chat_config=ChatConfig(trust_request_chat_template=True))  # type: ignore[arg-type]
+    state = ServerState([ServedModel("m", engine=engine, chat_config=ChatConfig(trust_request_chat_template=True))])  # type: ignore[arg-type]
 
     async def post() -> httpx.Response:
         transport = httpx.ASGITransport(build_app(state))

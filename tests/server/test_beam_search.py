@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from octavo.entrypoints.state import ServerState
+from octavo.entrypoints.state import ServedModel, ServerState
 from octavo.messages import BeamSearch
 from tests.server.fake_engine import FakeEngine
 from tests.server.test_protocol import CHAT, client_of
@@ -16,7 +16,7 @@ FIELDS = {"use_beam_search": True, "n": 2, "best_of": 5, "length_penalty": 0.5, 
 
 async def test_fields_and_no_defaults_of_drawing() -> None:
     engine, defaults = FakeEngine(), {"temperature": 0.25, "repetition_penalty": 1.1}
-    state = ServerState("m", engine=engine, sampling_defaults=defaults)  # type: ignore[arg-type]
+    state = ServerState([ServedModel("m", engine=engine, sampling_defaults=defaults)])  # type: ignore[arg-type]
     async with client_of(state) as client:
         await client.post("/v1/completions", json={"prompt": "x", **FIELDS})
         await client.post("/v1/chat/completions", json={**CHAT, "use_beam_search": True, "n": 3})
@@ -47,7 +47,7 @@ async def test_fields_and_no_defaults_of_drawing() -> None:
     ],
 )
 async def test_refusals(fields: dict[str, Any], param: str) -> None:
-    async with client_of(ServerState("m", engine=FakeEngine())) as client:  # type: ignore[arg-type]
+    async with client_of(ServerState([ServedModel("m", engine=FakeEngine())])) as client:  # type: ignore[arg-type]
         for path, body in (("completions", {"prompt": "x"}), ("chat/completions", CHAT)):
             response = await client.post(f"/v1/{path}", json={**body, "use_beam_search": True, "n": 2, **fields})
             assert response.status_code == 400

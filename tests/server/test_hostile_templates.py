@@ -13,7 +13,7 @@ import pytest
 from octavo.config import ChatConfig
 from octavo.entrypoints.chat.chat_format import detect
 from octavo.entrypoints.openai.app import build_app
-from octavo.entrypoints.state import ServerState
+from octavo.entrypoints.state import ServedModel, ServerState
 from octavo.tokenizer import chat_template
 from tests.server.fake_engine import FakeEngine, FakeTokenizer
 
@@ -46,7 +46,7 @@ class RenderingTokenizer(FakeTokenizer):
 def client_of(tokenizer: FakeTokenizer, *, trust: bool) -> httpx.AsyncClient:
     engine = FakeEngine()
     engine.tokenizer = tokenizer
-    state = ServerState("m", engine=engine, chat_config=ChatConfig(trust_request_chat_template=trust))  # type: ignore[arg-type]
+    state = ServerState([ServedModel("m", engine=engine, chat_config=ChatConfig(trust_request_chat_template=trust))])  # type: ignore[arg-type]
     return httpx.AsyncClient(transport=httpx.ASGITransport(build_app(state)), base_url="http://octavo")
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from octavo.config import ServerConfig
 from octavo.entrypoints.openai.app import build_app
-from octavo.entrypoints.state import ServerState
+from octavo.entrypoints.state import ServedModel, ServerState
 from octavo.exceptions import ConfigError
 from tests.server.fake_engine import FakeEngine
 from tests.server.running_server import running_server
@@ -27,7 +27,7 @@ BELOW = ("a.lab.example", "b.a.lab.example:80")
 
 
 async def status(host: str, config: ServerConfig, *, only_local: bool = True, path: str = "/version") -> int:
-    state = ServerState("m", engine=FakeEngine(), config=config, only_local=only_local)  # type: ignore[arg-type]
+    state = ServerState([ServedModel("m", engine=FakeEngine())], config=config, only_local=only_local)  # type: ignore[arg-type]
     transport = httpx.ASGITransport(build_app(state))
     async with httpx.AsyncClient(transport=transport, base_url="http://octavo") as client:
         answer = await client.get(path, headers={"host": host, "x-api-key": "k"})

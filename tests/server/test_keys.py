@@ -19,7 +19,7 @@ from octavo.config import ServerConfig
 from octavo.entrypoints import access
 from octavo.entrypoints.access import KeyRing, require_admin
 from octavo.entrypoints.openai.app import OPEN_PATHS, build_app
-from octavo.entrypoints.state import ServerState
+from octavo.entrypoints.state import ServedModel, ServerState
 from octavo.exceptions import ConfigError
 from tests.server.fake_engine import FakeEngine
 
@@ -28,7 +28,7 @@ LONG: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_to
 
 
 def app_of(config: ServerConfig, engine: FakeEngine | None = None) -> FastAPI:
-    return build_app(ServerState("m", engine=engine or FakeEngine(), config=config))  # type: ignore[arg-type]
+    return build_app(ServerState([ServedModel("m", engine=engine or FakeEngine())], config=config))  # type: ignore[arg-type]
 
 
 def client_of(app: FastAPI) -> httpx.AsyncClient:

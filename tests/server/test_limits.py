@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from octavo.config import ServerConfig
 from octavo.entrypoints.openai.app import build_app
 from octavo.entrypoints.openai.field_errors import describe_fields, shown
-from octavo.entrypoints.state import ServerState
+from octavo.entrypoints.state import ServedModel, ServerState
 from tests.server.fake_engine import FakeEngine, FakeTokenizer
 
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -32,7 +32,7 @@ TEXT, CHAT, MESSAGES, RESPONSES = list(BODIES)[:4]
 
 
 def client_of(config: ServerConfig | None = None, engine: FakeEngine | None = None) -> httpx.AsyncClient:
-    state = ServerState("m", engine=engine or FakeEngine(), config=config or ServerConfig())  # type: ignore[arg-type]
+    state = ServerState([ServedModel("m", engine=engine or FakeEngine())], config=config or ServerConfig())  # type: ignore[arg-type]
     return httpx.AsyncClient(transport=httpx.ASGITransport(build_app(state)), base_url="http://octavo")
 
 
@@ -262,7 +262,7 @@ def test_every_list_of_every_body_is_bounded() -> None:
             if (body := getattr(route, "body_field", None)) is not None:
                 look(body.field_info.annotation)
 
-    walk(build_app(ServerState("m")).routes)
+    walk(build_app(ServerState([ServedModel("m")])).routes)
     assert len(seen) > 20
     assert unbounded == []
 

@@ -18,7 +18,7 @@ import pytest
 from octavo.config import LogConfig, ServerConfig
 from octavo.engine.fault_log import tell
 from octavo.entrypoints.openai.app import build_app
-from octavo.entrypoints.state import ServerState
+from octavo.entrypoints.state import ServedModel, ServerState
 from octavo.exceptions import ConfigError
 from octavo.messages import RequestFault
 from octavo.utils.logs import FORMATTERS, JsonFormatter, TextFormatter, current_request_id, one_line
@@ -64,7 +64,9 @@ def lines() -> Iterator[Lines]:
 def client_of(
     engine: FakeEngine, log: LogConfig | None = None, config: ServerConfig | None = None
 ) -> httpx.AsyncClient:
-    state = ServerState("m", engine=engine, log_config=log or LogConfig(), config=config or ServerConfig())  # type: ignore[arg-type]
+    state = ServerState(
+        [ServedModel("m", engine=engine)], log_config=log or LogConfig(), config=config or ServerConfig()
+    )  # type: ignore[arg-type]
     return httpx.AsyncClient(transport=httpx.ASGITransport(build_app(state)), base_url="http://octavo")
 
 
@@ -117,7 +119,7 @@ async def test_an_abnormal_end_has_a_line_with_its_cause(lines: Lines, stream: b
 @pytest.mark.parametrize("fields", [{"stream": True}, {}])
 async def test_a_client_that_leaves_is_seen(lines: Lines, fields: dict[str, Any]) -> None:
     engine = FakeEngine(delay=0.01, max_model_len=10_000)
-    app = build_app(ServerState("m", engine=engine))  # type: ignore[arg-type]
+    app = build_app(ServerState([ServedModel("m", engine=engine)]))  # type: ignore[arg-type]
     body = json.dumps({"prompt": "x", "max_tokens": 5000, **fields}).encode()
     inbox = [{"type": "http.request", "body": body, "more_body": False}]
     gone = asyncio.Event()

@@ -11,7 +11,7 @@ import pytest
 from octavo.config import ServerConfig
 from octavo.entrypoints.anthropic.protocol import MessagesRequest, to_chat
 from octavo.entrypoints.openai.app import build_app
-from octavo.entrypoints.state import ServerState
+from octavo.entrypoints.state import ServedModel, ServerState
 from octavo.messages import ThinkingTokens
 from tests.server.fake_engine import FakeEngine, ToolTokenizer
 
@@ -20,7 +20,7 @@ USER: Any = {"role": "user", "content": "hi"}
 
 def client_of(engine: FakeEngine, *keys: str, strict: bool = False) -> anthropic.AsyncAnthropic:
     config = ServerConfig(api_key=keys, strict=strict)
-    app = build_app(ServerState("m", engine=engine, config=config))  # type: ignore[arg-type]
+    app = build_app(ServerState([ServedModel("m", engine=engine)], config=config))  # type: ignore[arg-type]
     http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app))
     return anthropic.AsyncAnthropic(base_url="http://octavo", api_key="k", max_retries=0, http_client=http)
 

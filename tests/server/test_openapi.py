@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 
 from octavo.config import ServerConfig
 from octavo.entrypoints.openai.app import build_app
-from octavo.entrypoints.state import ServerState
+from octavo.entrypoints.state import ServedModel, ServerState
 from tests.server.fake_engine import FakeEngine
 
 # a request may fit the schema and still not the model, so what fits may be refused; the body's limit comes first of all
@@ -28,7 +28,7 @@ OPTIONS: dict[str, Any] = {"deadline": None, "suppress_health_check": list(Healt
 
 
 def make_app(config: ServerConfig | None = None) -> FastAPI:
-    return build_app(ServerState("m", engine=FakeEngine(), config=config or ServerConfig()))  # type: ignore[arg-type]
+    return build_app(ServerState([ServedModel("m", engine=FakeEngine())], config=config or ServerConfig()))  # type: ignore[arg-type]
 
 
 app = make_app()

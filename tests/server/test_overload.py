@@ -13,7 +13,7 @@ import pytest
 from octavo.config import ServerConfig, TenantLimits, TenantTable
 from octavo.engine.tenants import Tenants
 from octavo.entrypoints.openai.app import build_app
-from octavo.entrypoints.state import ServerState
+from octavo.entrypoints.state import ServedModel, ServerState
 from octavo.exceptions import DeadlineError, DeadlyRequestError, OverloadedError
 from tests.server.fake_engine import FakeEngine
 from tests.server.test_requests import client_of
@@ -114,7 +114,7 @@ async def test_a_tenants_bounds_are_a_400_that_names_them(route: str, field: str
 
 async def test_a_draining_server_sends_new_clients_elsewhere() -> None:
     engine = FakeEngine(delay=0.02)
-    state = ServerState("m", engine=engine)  # type: ignore[arg-type]
+    state = ServerState([ServedModel("m", engine=engine)])  # type: ignore[arg-type]
     transport = httpx.ASGITransport(build_app(state))
     async with httpx.AsyncClient(transport=transport, base_url="http://octavo") as client:
         running = asyncio.create_task(client.post("/v1/chat/completions", json={"messages": MESSAGES, "max_tokens": 9}))

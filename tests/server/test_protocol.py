@@ -15,7 +15,7 @@ from octavo.config import ServerConfig
 from octavo.entrypoints.openai.app import build_app
 from octavo.entrypoints.openai.protocol import ChatRequest, CompletionRequest, DetokenizeRequest
 from octavo.entrypoints.openai.responses.protocol import ResponsesRequest
-from octavo.entrypoints.state import ServerState
+from octavo.entrypoints.state import ServedModel, ServerState
 from octavo.messages import RepetitionDetectionParams
 from tests.server.fake_engine import FakeEngine
 
@@ -29,7 +29,7 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 async def client(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
-    async with client_of(ServerState("m", engine=engine)) as client:  # type: ignore[arg-type]
+    async with client_of(ServerState([ServedModel("m", engine=engine)])) as client:  # type: ignore[arg-type]
         yield client
 
 
@@ -386,7 +386,7 @@ async def test_a_refusal_says_what_to_do_instead(client: httpx.AsyncClient) -> N
 
 async def test_the_model_card_has_the_sampling_defaults(engine: FakeEngine) -> None:
     defaults = {"temperature": 0.25, "top_k": 9, "max_tokens": 2}
-    async with client_of(ServerState("m", engine=engine, sampling_defaults=defaults)) as client:  # type: ignore[arg-type]
+    async with client_of(ServerState([ServedModel("m", engine=engine, sampling_defaults=defaults)])) as client:  # type: ignore[arg-type]
         assert (await client.get("/v1/models")).json()["data"][0]["default_sampling_params"] == defaults
         await client.post("/v1/completions", json={"prompt": "x"})
         await client.post("/v1/chat/completions", json={"messages": CHAT["messages"], "temperature": 1.5})
@@ -405,7 +405,7 @@ async def test_an_empty_prompt_is_bos_or_refused(client: httpx.AsyncClient) -> N
     for prompt in ("", [""]):
         body = (await client.post("/v1/completions", json={"prompt": prompt})).json()
         assert body["usage"]["prompt_tokens"] == 1
-    async with client_of(ServerState("m", engine=FakeEngine(bos=False))) as without_bos:  # type: ignore[arg-type]
+    async with client_of(ServerState([ServedModel("m", engine=FakeEngine(bos=False))])) as without_bos:  # type: ignore[arg-type]
         for prompt in ("", [""], [[]]):
             response = await without_bos.post("/v1/completions", json={"prompt": prompt})
             assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt")
@@ -439,7 +439,7 @@ async def test_truncation_keeps_the_last_tokens(client: httpx.AsyncClient) -> No
 
 async def test_defaults_come_from_the_request_then_the_model_then_openai() -> None:
     engine = FakeEngine()
-    state = ServerState("m", engine=engine, sampling_defaults={"temperature": 0.2, "top_k": 7})  # type: ignore[arg-type]
+    state = ServerState([ServedModel("m", engine=engine, sampling_defaults={"temperature": 0.2, "top_k": 7})])  # type: ignore[arg-type]
     async with client_of(state) as client:
         await client.post("/v1/completions", json={"prompt": "x"})
         await client.post(
@@ -479,7 +479,7 @@ async def test_an_unforeseen_exception_has_an_id_that_the_log_has(
 
 
 async def test_health_tells_loading_from_ready_from_dead() -> None:
-    state = ServerState("m", phase="load weights")
+    state = ServerState([ServedModel("m", phase="load weights")])
     async with client_of(state) as client:
         response = await client.get("/health")
         assert (response.status_code, response.json()["phase"]) == (503, "load weights")
@@ -488,7 +488,7 @@ async def test_health_tells_loading_from_ready_from_dead() -> None:
         assert early.headers["retry-after"] == "1"
         assert (await client.get("/metrics")).status_code == 200
         engine = FakeEngine()
-        state.engine = engine  # type: ignore[assignment]
+        state.default.engine = engine  # type: ignore[assignment]
         assert [(await client.request(m, p)).status_code for m, p in (("GET", "/health"), ("POST", "/ping"))] == [
             200,
             200,
@@ -496,13 +496,13 @@ async def test_health_tells_loading_from_ready_from_dead() -> None:
         assert b"num_requests_running" in (await client.get("/metrics")).content
         engine.dead = True
         assert (await client.get("/health")).status_code == 503
-        state.failure = "no such model"
+        state.default.failure = "no such model"
         assert (await client.get("/health")).json() == {"status": "dead", "message": "no such model"}
 
 
 async def test_the_key_guards_every_route_but_the_open_ones(engine: FakeEngine) -> None:
     config = ServerConfig(api_key=("s3cret",), enable_docs_page=True)
-    async with client_of(ServerState("m", engine=engine, config=config)) as client:  # type: ignore[arg-type]
+    async with client_of(ServerState([ServedModel("m", engine=engine)], config=config)) as client:  # type: ignore[arg-type]
         for path in ("/v1/models", "/openapi.json", "/docs", "/version", "/metrics", "/nothing"):
             assert (await client.get(path)).status_code == 401
         for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"):
@@ -523,7 +523,7 @@ async def test_the_key_guards_every_route_but_the_open_ones(engine: FakeEngine) 
 
 async def test_a_body_over_the_limit_is_413(engine: FakeEngine) -> None:
     config = ServerConfig(max_body_bytes=1024)
-    async with client_of(ServerState("m", engine=engine, config=config)) as client:  # type: ignore[arg-type]
+    async with client_of(ServerState([ServedModel("m", engine=engine)], config=config)) as client:  # type: ignore[arg-type]
 
         async def trickle() -> AsyncIterator[bytes]:
             for _ in range(20):
@@ -550,7 +550,7 @@ async def test_tokenize_and_detokenize(client: httpx.AsyncClient) -> None:
 
 async def test_a_client_that_leaves_ends_the_work() -> None:
     engine = FakeEngine(delay=0.01, max_model_len=10_000)
-    app = build_app(ServerState("m", engine=engine))  # type: ignore[arg-type]
+    app = build_app(ServerState([ServedModel("m", engine=engine)]))  # type: ignore[arg-type]
     for fields in ({"stream": True}, {}, {"n": 4}, {"prompt": ["a", "b", "c"]}, {"prompt": ["a", "b"], "stream": True}):
         body = json.dumps({"prompt": "x", "max_tokens": 5000, **fields}).encode()
         gone = asyncio.Event()

@@ -11,7 +11,7 @@ import pytest
 
 from octavo.config import ServerConfig
 from octavo.entrypoints.openai.app import build_app
-from octavo.entrypoints.state import ServerState
+from octavo.entrypoints.state import ServedModel, ServerState
 from tests.server.fake_engine import FakeEngine
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
@@ -19,7 +19,7 @@ LONG: dict[str, Any] = {**CHAT, "max_tokens": 40}
 
 
 def client_of(engine: FakeEngine, config: ServerConfig | None = None) -> httpx.AsyncClient:
-    state = ServerState("m", engine=engine, config=config or ServerConfig())  # type: ignore[arg-type]
+    state = ServerState([ServedModel("m", engine=engine)], config=config or ServerConfig())  # type: ignore[arg-type]
     transport = httpx.ASGITransport(build_app(state))
     return httpx.AsyncClient(transport=transport, base_url="http://octavo")
 

@@ -10,13 +10,13 @@ import pytest
 
 from octavo.entrypoints.openai.app import build_app
 from octavo.entrypoints.openai.responses.protocol import ResponsesRequest, to_chat
-from octavo.entrypoints.state import ServerState
+from octavo.entrypoints.state import ServedModel, ServerState
 from octavo.exceptions import ValidationError
 from tests.server.fake_engine import FakeEngine, ToolTokenizer
 
 
 def client_of(engine: FakeEngine) -> openai.AsyncOpenAI:
-    app = build_app(ServerState("m", engine=engine))  # type: ignore[arg-type]
+    app = build_app(ServerState([ServedModel("m", engine=engine)]))  # type: ignore[arg-type]
     http = httpx.AsyncClient(transport=httpx.ASGITransport(app))
     return openai.AsyncOpenAI(base_url="http://octavo/v1", api_key="none", max_retries=0, http_client=http)
 

@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from octavo.engine.async_llm import AsyncLLM
 from octavo.entrypoints.openai.app import build_app
-from octavo.entrypoints.state import ServerState
+from octavo.entrypoints.state import ServedModel, ServerState
 from tests.engine.tiny_llama import make_config, write_model, write_tokenizer
 
 TAGS = ("[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]", "[INST]")
@@ -41,7 +41,7 @@ async def client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[http
     write_tokenizer(folder, TEMPLATE, TAGS)
     write_model(folder)
     engine = await AsyncLLM.create(make_config(str(folder)))
-    transport = httpx.ASGITransport(app=build_app(ServerState("m", engine=engine)))
+    transport = httpx.ASGITransport(app=build_app(ServerState([ServedModel("m", engine=engine)])))
     async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60) as client:
         yield client
     await engine.shutdown()

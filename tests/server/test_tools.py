@@ -10,7 +10,7 @@ import pytest
 
 from octavo.config import ChatConfig
 from octavo.entrypoints.openai.app import build_app
-from octavo.entrypoints.state import ServerState
+from octavo.entrypoints.state import ServedModel, ServerState
 from tests.server.scripted_engine import HERMES_TEMPLATE, THINKING_TEMPLATE, ScriptedEngine
 
 NOW = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
@@ -27,7 +27,7 @@ CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "N\\u00eemes 
 
 
 async def post(engine: ScriptedEngine, config: ChatConfig | None = None, **fields: Any) -> httpx.Response:
-    state = ServerState("m", engine=engine, chat_config=config or ChatConfig())  # type: ignore[arg-type]
+    state = ServerState([ServedModel("m", engine=engine, chat_config=config or ChatConfig())])  # type: ignore[arg-type]
     transport = httpx.ASGITransport(app=build_app(state))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         return await client.post("/v1/chat/completions", json={**ASK, **fields})
@@ -188,7 +188,7 @@ async def test_the_flags_override_what_the_template_says() -> None:
 
 
 async def test_models_are_shown_with_their_parsers() -> None:
-    state = ServerState("m", engine=said("", THINKING_TEMPLATE))  # type: ignore[arg-type]
+    state = ServerState([ServedModel("m", engine=said("", THINKING_TEMPLATE))])  # type: ignore[arg-type]
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=build_app(state)), base_url="http://test") as client:
         (card,) = (await client.get("/v1/models")).json()["data"]
     assert (card["tool_call_parser"], card["reasoning_parser"]) == ("hermes", "qwen3")

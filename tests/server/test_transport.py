@@ -18,7 +18,7 @@ import pytest
 from octavo.cli import listen
 from octavo.config import ServerConfig
 from octavo.entrypoints.openai.app import build_app
-from octavo.entrypoints.state import ServerState
+from octavo.entrypoints.state import ServedModel, ServerState
 from octavo.exceptions import ConfigError
 from tests import patient
 from tests.server.fake_engine import FakeEngine
@@ -28,7 +28,7 @@ FLAGS = ("--served-model-name", "m", "--max-model-len", "64", "--kv-cache-memory
 
 
 def client_of(config: ServerConfig) -> httpx.AsyncClient:
-    state = ServerState("m", engine=FakeEngine(), config=config)  # type: ignore[arg-type]
+    state = ServerState([ServedModel("m", engine=FakeEngine())], config=config)  # type: ignore[arg-type]
     return httpx.AsyncClient(transport=httpx.ASGITransport(build_app(state)), base_url="http://octavo")
 
 

@@ -27,14 +27,13 @@ STREAM = "`event: TYPE`, `data:` MessageStart, Ping, ContentBlockStart, ... Mess
 async def create_message(body: MessagesRequest, request: Request) -> Response:
     """The assistant's next message, whole or as a stream of events."""
     state = server_state(request)
-    engine = state.ready_engine()
-    state.check_model(body.model)
-    budget = chat_formats(state).default.think_end is not None
+    model = state.model(body.model)
+    budget = chat_formats(model).default.think_end is not None
     note_ignored(request, body.ignored(budget=budget))
     with renamed(NAMES):
         marks = read_messages(body).marks()
         chat = to_chat(body, budget=budget)
-        conversation = await prepare(state, engine, chat, id_prefix="msg_", clamp_output=True, marks=marks)
+        conversation = await prepare(state, model, chat, id_prefix="msg_", clamp_output=True, marks=marks)
     builder = MessageBuilder(conversation, body.max_tokens)
     return await answer(request, conversation, builder, stream=bool(body.stream), encode=_encode, on_error=_error_event)
 
@@ -42,13 +41,11 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
 @router.post("/v1/messages/count_tokens", response_class=Response, responses=describe_answer(TokensCount))
 async def count_tokens(body: CountTokensRequest, request: Request) -> Response:
     """How many tokens a request would have the model read."""
-    state = server_state(request)
-    state.ready_engine()
-    state.check_model(body.model)
+    model = server_state(request).model(body.model)
     note_ignored(request, body.ignored(budget=True))
     with renamed(NAMES):
         chat = to_chat(body)
-        tokens = await chat_token_ids(state, chat.messages, chat)
+        tokens = await chat_token_ids(model, chat.messages, chat)
     return json_response(TokensCount(len(tokens)))
 
 

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from starlette.requests import Request
 
 from octavo.entrypoints.anthropic.answers import ModelInfo, ModelPage
-from octavo.entrypoints.state import ServerState
+from octavo.entrypoints.state import ServedModel
 
 
 def is_anthropic(request: Request) -> bool:
     return "anthropic-version" in request.headers
 
 
-def model_info(state: ServerState) -> ModelInfo:
-    """The served model."""
+def model_info(model: ServedModel) -> ModelInfo:
+    """One served model."""
     return ModelInfo(
-        id=state.model_name,
-        display_name=state.model_name,
-        created_at=datetime.fromtimestamp(state.created, UTC).isoformat(),
-        max_input_tokens=state.engine.info.max_model_len if state.engine is not None else None,
+        id=model.name,
+        display_name=model.name,
+        created_at=datetime.fromtimestamp(model.created, UTC).isoformat(),
+        max_input_tokens=model.engine.info.max_model_len if model.engine is not None else None,
     )
 
 
-def model_page(state: ServerState) -> ModelPage:
-    """The list of the served model."""
-    return ModelPage(data=[model_info(state)], first_id=state.model_name, last_id=state.model_name)
+def model_page(models: Sequence[ServedModel]) -> ModelPage:
+    """The list of the served models."""
+    return ModelPage(data=[model_info(one) for one in models], first_id=models[0].name, last_id=models[-1].name)

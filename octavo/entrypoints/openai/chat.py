@@ -47,10 +47,9 @@ STREAM = "`data: ChatChunk` an event, `data: [DONE]` at the end"
 async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
     """Answer a conversation, whole or as a stream of chunks."""
     state = server_state(request)
-    engine = state.ready_engine()
-    state.check_model(body.model)
+    model = state.model(body.model)
     note_ignored(request, body.refuse(REFUSED_IN_CHAT))
-    conversation = await prepare(state, engine, body)
+    conversation = await prepare(state, model, body)
     if body.stream:
         return EventStream(_chunks(conversation))
     answer = await until_disconnect(request.receive, _complete(conversation))

@@ -28,12 +28,11 @@ from octavo.entrypoints.openai.sse import (
     json_response,
     until_disconnect,
 )
-from octavo.entrypoints.state import ServerState
+from octavo.entrypoints.state import ServedModel, ServerState
 from octavo.entrypoints.tenants import current_tenant
 from octavo.exceptions import ValidationError
 
 if TYPE_CHECKING:
-    from octavo.engine.async_llm import AsyncLLM
     from octavo.engine.outputs import CompletionOutput, RequestOutput
     from octavo.messages import SamplingParams
 
@@ -49,18 +48,18 @@ STREAM = "`data: Completion` an event, `data: [DONE]` at the end"
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     """Continue each prompt, whole or as a stream of chunks."""
     state = server_state(request)
-    engine = state.ready_engine()
-    state.check_model(body.model)
+    model = state.model(body.model)
     note_ignored(request, body.refuse(REFUSED_IN_COMPLETIONS))
-    answer = await prepare(state, engine, body)
+    answer = await prepare(state, model, body)
     if body.stream:
         return EventStream(answer.chunks())
     whole = await until_disconnect(request.receive, answer.complete())
     return json_response(whole) if whole is not None else Response(status_code=CLIENT_CLOSED)
 
 
-async def prepare(state: ServerState, engine: AsyncLLM, body: CompletionRequest) -> CompletionAnswer:
+async def prepare(state: ServerState, model: ServedModel, body: CompletionRequest) -> CompletionAnswer:
     """Check everything and encode the prompts. Raises ValidationError or OverloadedError before an answer has begun."""
+    engine = model.ready_engine()
     engine.check_queue(current_tenant())
     requested = body.max_tokens
     if requested is not None and (requested < 0 or (requested == 0 and not body.echo)):
@@ -76,7 +75,7 @@ async def prepare(state: ServerState, engine: AsyncLLM, body: CompletionRequest)
         context=limit,
         fits=body.truncate_prompt_tokens is None,
     )
-    default = state.sampling_defaults.get("max_tokens", DEFAULT_MAX_TOKENS)
+    default = model.sampling_defaults.get("max_tokens", DEFAULT_MAX_TOKENS)
     keep, side = body.truncate_prompt_tokens, body.truncation_side
     prompts = [truncate(p, keep, requested or default, limit, side=side) for p in prompts]
     # with max_tokens 0 only the prompt is scored: one token is sampled and dropped
@@ -90,7 +89,7 @@ async def prepare(state: ServerState, engine: AsyncLLM, body: CompletionRequest)
         if budget not in by_budget:
             by_budget[budget] = sampling_params(
                 body,
-                state.sampling_defaults,
+                model.sampling_defaults,
                 max_tokens=budget,
                 logprobs=body.logprobs,
                 prompt_logprobs=_prompt_logprobs(body),
@@ -98,7 +97,7 @@ async def prepare(state: ServerState, engine: AsyncLLM, body: CompletionRequest)
             check_weight(by_budget[budget], len(prompts))
     params = [by_budget[budget] for budget in budgets]
     identity = response_id("cmpl-", body)
-    return CompletionAnswer(await Generation.begin(state, body, prompts, params, response_id=identity), body)
+    return CompletionAnswer(await Generation.begin(state, model, body, prompts, params, response_id=identity), body)
 
 
 def _prompt_logprobs(body: CompletionRequest) -> int | None:

@@ -1,6 +1,6 @@
 """One chat generation as meaning: content, reasoning and tool calls, whatever protocol carries them.
 
-    prepare(state, engine, ChatRequest) -> Conversation
+    prepare(state, model, ChatRequest) -> Conversation
     Conversation.events()  -> ChatEvent, ChatEvent, ...        for streams
     Conversation.answer()  -> ChatAnswer, folded from the very same events, so that the two can never differ
 
@@ -26,13 +26,12 @@ from octavo.entrypoints.openai.protocol import ChatRequest
 from octavo.entrypoints.openai.reading import PLAIN, Reader, Reading, reader_for, thinking_is_open
 from octavo.entrypoints.openai.sampling import check_weight, sampling_params
 from octavo.entrypoints.openai.translate import renamed
-from octavo.entrypoints.state import ServerState
+from octavo.entrypoints.state import ServedModel, ServerState
 from octavo.entrypoints.tenants import current_tenant
 from octavo.exceptions import ValidationError
 from octavo.messages import ThinkingTokens
 
 if TYPE_CHECKING:
-    from octavo.engine.async_llm import AsyncLLM
     from octavo.engine.outputs import CompletionOutput, Logprob
     from octavo.messages import CachePin, SamplingParams
     from octavo.tokenizer.base import Tokenizer
@@ -212,7 +211,7 @@ def fold(choice: Choice, event: ChatEvent) -> None:
 
 async def prepare(
     state: ServerState,
-    engine: AsyncLLM,
+    model: ServedModel,
     request: ChatRequest,
     *,
     id_prefix: str = "chatcmpl-",
@@ -226,6 +225,7 @@ async def prepare(
     With ``clamp_output`` the answer may have as many tokens as the context has room for, when more were asked for.
     ``marks`` are those of the messages themselves unless the client spoke of others.
     """
+    engine = model.ready_engine()
     engine.check_queue(current_tenant())
     field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     requested: int | None = getattr(request, field)
@@ -233,7 +233,7 @@ async def prepare(
         raise ValidationError(f"{field} must be at least 1, got {requested}", parameter=field)
     limit = engine.info.max_model_len
     marks = marks or chat_marks(request.messages)
-    setup = await chat_setup(state, request)
+    setup = await chat_setup(model, request)
     prompt = await encode_chat(
         engine.tokenizer,
         request.messages,
@@ -246,7 +246,7 @@ async def prepare(
     token_ids = truncate(
         prompt.token_ids, request.truncate_prompt_tokens, requested or 1, limit, side=request.truncation_side
     )
-    exactly, at_most = (None, requested) if clamp_output else (requested, state.sampling_defaults.get("max_tokens"))
+    exactly, at_most = (None, requested) if clamp_output else (requested, model.sampling_defaults.get("max_tokens"))
     budget = output_budget(len(token_ids), exactly, at_most, limit, prompt_field="messages", field=field)
     identity = response_id(id_prefix, request)
     with renamed(
@@ -254,7 +254,7 @@ async def prepare(
     ):  # the engine's words for what the client gave
         params = sampling_params(
             request,
-            state.sampling_defaults,
+            model.sampling_defaults,
             max_tokens=budget,
             logprobs=_top_logprobs(request),
             prompt_logprobs=request.prompt_logprobs,
@@ -263,8 +263,8 @@ async def prepare(
         params = _for_reading(params, request, setup, prompt)
         parts = PromptMap(engine.tokenizer, request, setup, prompt, marks, len(token_ids))
         more = {"cache_pins": await parts.pins(), "explain": parts.report}
-        generation = await Generation.begin(state, request, [token_ids], [params], response_id=identity, **more)
-    role = request.messages[-1].role if request.continue_final_message else state.chat_config.response_role
+        generation = await Generation.begin(state, model, request, [token_ids], [params], response_id=identity, **more)
+    role = request.messages[-1].role if request.continue_final_message else model.chat_config.response_role
     return Conversation(generation, request, prompt.text, reader_for(request, setup, prompt), role)
 
 

@@ -27,7 +27,7 @@ from octavo.entrypoints.openai.prompt_map import cache_report
 from octavo.entrypoints.openai.protocol import GenerationRequest
 from octavo.entrypoints.openai.sampling import check_logprobs
 from octavo.entrypoints.request_ids import current_request_id
-from octavo.entrypoints.state import ServerState
+from octavo.entrypoints.state import ServedModel, ServerState
 from octavo.entrypoints.tenants import current_tenant
 from octavo.exceptions import ValidationError
 
@@ -124,6 +124,7 @@ class Generation:
     def __init__(
         self,
         state: ServerState,
+        model: ServedModel,
         request: GenerationRequest,
         prompts: list[list[int]],
         params: list[SamplingParams],
@@ -135,14 +136,14 @@ class Generation:
         """``explain`` may take its time: it is called in a thread of its own, if the report was asked for."""
         if request.return_cache_report and len(prompts) > 1:
             raise ValidationError("return_cache_report needs a single prompt", parameter="return_cache_report")
-        self._state, self._engine = state, state.ready_engine()
+        self._state, self._engine = state, model.ready_engine()
         tenant, explicit = current_tenant(), request.names_max_tokens
         params = [self._engine.bound(one, tenant, explicit=explicit, priority=request.priority) for one in params]
         check_logprobs(prompts, params, self._engine.info.vocab_size)
         self.request, self.prompts, self.params = request, prompts, params
         self.tokenizer = self._engine.tokenizer
-        self.id, self.model, self.created = response_id, state.model_name, int(time.time())
-        self.system_fingerprint = state.system_fingerprint
+        self.id, self.model, self.created = response_id, model.name, int(time.time())
+        self.system_fingerprint = model.system_fingerprint
         self.n = params[0].n
         self.counter = UsageCounter([len(prompt) for prompt in prompts])
         self.cache_pins, self._explain = cache_pins, explain
@@ -164,6 +165,7 @@ class Generation:
     async def begin(
         cls,
         state: ServerState,
+        model: ServedModel,
         request: GenerationRequest,
         prompts: list[list[int]],
         params: list[SamplingParams],
@@ -173,8 +175,8 @@ class Generation:
     ) -> Generation:
         """The generation, once what constrains its text has been compiled, which never holds up the event loop."""
         with named_by(request):
-            await state.ready_engine().check_constraint(params[0])  # all prompts of a request share it
-            return cls(state, request, prompts, params, response_id=response_id, **more)
+            await model.ready_engine().check_constraint(params[0])  # all prompts of a request share it
+            return cls(state, model, request, prompts, params, response_id=response_id, **more)
 
     async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """(prompt index, output) as they come; closing it aborts what still runs. Raises RequestError if one fails."""

@@ -14,33 +14,35 @@ from octavo.entrypoints.openai.openapi import describe_answer
 from octavo.entrypoints.openai.prompts import chat_formats
 from octavo.entrypoints.openai.routing import server_state
 from octavo.entrypoints.openai.sse import json_response
-from octavo.entrypoints.state import ServerState
+from octavo.entrypoints.state import ServedModel
 
 router = APIRouter()
 
 ONE_MODEL = {"model": {"operationId": "get_model", "parameters": {"name": "$response.body#/data/0/id"}}}
 
 
-def _card(state: ServerState) -> ModelCard:
-    identity = "modelperm-" + hashlib.sha256(f"{state.model_name} {state.created}".encode()).hexdigest()[:32]
-    chat = chat_formats(state).default if state.engine is not None else None
+def _card(model: ServedModel) -> ModelCard:
+    identity = "modelperm-" + hashlib.sha256(f"{model.name} {model.created}".encode()).hexdigest()[:32]
+    chat = chat_formats(model).default if model.engine is not None else None
     return ModelCard(
-        id=state.model_name,
-        created=state.created,
-        root=state.model_name,
-        max_model_len=state.engine.info.max_model_len if state.engine is not None else None,
+        id=model.name,
+        created=model.created,
+        root=model.name,
+        max_model_len=model.engine.info.max_model_len if model.engine is not None else None,
         tool_call_parser=chat.tool_parser if chat else None,
         reasoning_parser=chat.reasoning_parser if chat else None,
-        permission=[ModelPermission(id=identity, created=state.created)],
-        default_sampling_params=state.sampling_defaults,
+        permission=[ModelPermission(id=identity, created=model.created)],
+        default_sampling_params=model.sampling_defaults,
     )
 
 
 @router.get("/v1/models", response_class=Response, responses=describe_answer(ModelList | ModelPage, links=ONE_MODEL))
 async def list_models(request: Request) -> Response:
-    """The served model; ``max_model_len`` is null while it loads."""
-    state = server_state(request)
-    return json_response(model_page(state) if is_anthropic(request) else ModelList(data=[_card(state)]))
+    """The served models; ``max_model_len`` is null while one loads."""
+    models = list(server_state(request).models.values())
+    return json_response(
+        model_page(models) if is_anthropic(request) else ModelList(data=[_card(one) for one in models])
+    )
 
 
 @router.get(
@@ -51,6 +53,5 @@ async def list_models(request: Request) -> Response:
 )
 async def get_model(name: str, request: Request) -> Response:
     """One model, by the id that requests use."""
-    state = server_state(request)
-    state.check_model(name)
-    return json_response(model_info(state) if is_anthropic(request) else _card(state))
+    model = server_state(request).find(name)
+    return json_response(model_info(model) if is_anthropic(request) else _card(model))

@@ -14,7 +14,7 @@ from octavo.entrypoints.openai.chat_messages import plain_message
 from octavo.entrypoints.openai.protocol import ChatMessage, TemplateOptions
 from octavo.entrypoints.openai.routing import large_body
 from octavo.entrypoints.openai.tools import ToolUse, tool_use
-from octavo.entrypoints.state import ServerState
+from octavo.entrypoints.state import ServedModel
 from octavo.exceptions import ValidationError
 from octavo.tokenizer.base import Tokenizer
 
@@ -106,19 +106,19 @@ class ChatPrompt:
     token_ids: list[int]
 
 
-async def chat_setup(state: ServerState, options: TemplateOptions) -> ChatSetup:
+async def chat_setup(model: ServedModel, options: TemplateOptions) -> ChatSetup:
     """Check all that does not need the messages. Raises ValidationError naming the field.
 
     A template of the request's own is tried out off the event loop, which it could hold up on purpose; and many tools
     take a while to check.
     """
     if options.chat_template is None and not large_body.get():
-        return _setup(state, options)
-    return await asyncio.to_thread(_setup, state, options)
+        return _setup(model, options)
+    return await asyncio.to_thread(_setup, model, options)
 
 
-def _setup(state: ServerState, options: TemplateOptions) -> ChatSetup:
-    formats = chat_formats(state)
+def _setup(model: ServedModel, options: TemplateOptions) -> ChatSetup:
+    formats = chat_formats(model)
     config, chosen = formats.config, formats.choose(options.chat_template)
     use = tool_use(
         options.tools or [], options.tool_choice, show_uncalled=not config.exclude_tools_when_tool_choice_none
@@ -137,11 +137,11 @@ def _setup(state: ServerState, options: TemplateOptions) -> ChatSetup:
     return ChatSetup(chosen, use, {**config.template_variables, **_variables(options)})
 
 
-def chat_formats(state: ServerState) -> ChatFormats:
-    """The formats of the served model. Raises ConfigError for a wrong flag."""
-    if state.chat_formats is None:
-        state.chat_formats = ChatFormats(state.ready_engine().tokenizer, state.chat_config)
-    return state.chat_formats
+def chat_formats(model: ServedModel) -> ChatFormats:
+    """The formats of ``model``. Raises ConfigError for a wrong flag."""
+    if model.chat_formats is None:
+        model.chat_formats = ChatFormats(model.ready_engine().tokenizer, model.chat_config)
+    return model.chat_formats
 
 
 def _variables(options: TemplateOptions) -> dict[str, Any]:
@@ -189,11 +189,11 @@ async def encode_chat(
 
 
 async def chat_token_ids(
-    state: ServerState, messages: list[ChatMessage], options: TemplateOptions, *, add_special_tokens: bool = False
+    model: ServedModel, messages: list[ChatMessage], options: TemplateOptions, *, add_special_tokens: bool = False
 ) -> list[int]:
     """What the model would read of a conversation."""
-    setup = await chat_setup(state, options)
-    engine = state.ready_engine()
+    setup = await chat_setup(model, options)
+    engine = model.ready_engine()
     prompt = await encode_chat(
         engine.tokenizer,
         messages,

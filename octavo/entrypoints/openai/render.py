@@ -23,10 +23,9 @@ router = APIRouter(route_class=JsonRoute)
 async def render_chat_completion(body: ChatRequest, request: Request) -> Response:
     """What POST /v1/chat/completions would do with this body: prompt, token ids, sampling parameters."""
     state = server_state(request)
-    engine = state.ready_engine()
-    state.check_model(body.model)
+    model = state.model(body.model)
     note_ignored(request, body.refuse(REFUSED_IN_CHAT))
-    chat = await prepare(state, engine, body)
+    chat = await prepare(state, model, body)
     return json_response(_rendered(chat, chat.prompt_token_ids, chat.sampling_params))
 
 
@@ -34,10 +33,9 @@ async def render_chat_completion(body: ChatRequest, request: Request) -> Respons
 async def render_completion(body: CompletionRequest, request: Request) -> Response:
     """What POST /v1/completions would do with this body, prompt by prompt."""
     state = server_state(request)
-    engine = state.ready_engine()
-    state.check_model(body.model)
+    model = state.model(body.model)
     note_ignored(request, body.refuse(REFUSED_IN_COMPLETIONS))
-    generation = (await completions.prepare(state, engine, body)).generation
+    generation = (await completions.prepare(state, model, body)).generation
     pairs = zip(generation.prompts, generation.params, strict=True)
     return json_response(RenderedPrompts(data=[_rendered(generation, ids, params) for ids, params in pairs]))
 

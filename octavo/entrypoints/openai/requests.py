@@ -23,7 +23,7 @@ async def abort_request(request_id: str, request: Request) -> Response:
     requests one id: all of them are aborted. Only the key that sent a request, and the administrator's, can abort it.
     """
     state = server_state(request)
-    state.ready_engine()
+    state.model()
     aborted = await state.running.abort(request_id, current_caller.get())
     if not aborted:
         raise UnknownRequestError(f"no running request has the id {request_id[:200]!r}")
@@ -34,6 +34,6 @@ async def abort_request(request_id: str, request: Request) -> Response:
 async def server_load(request: Request) -> Response:
     """How much this server is doing. All zero while it loads."""
     state = server_state(request)
-    engine = state.engine
-    running, waiting = (0, 0) if engine is None else (engine.num_running, engine.num_waiting)
+    engines = [model.engine for model in state.models.values() if model.engine is not None]
+    running, waiting = sum(one.num_running for one in engines), sum(one.num_waiting for one in engines)
     return json_response(ServerLoad(state.running.count, running, waiting))

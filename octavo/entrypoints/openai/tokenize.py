@@ -25,15 +25,14 @@ BACK = {"text": {"operationId": "detokenize", "requestBody": {"tokens": "$respon
 @router.post("/tokenize", response_class=Response, responses=describe_answer(Tokenized, links=BACK))
 async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     """Token ids of a prompt, or of messages as the chat route would render them."""
-    state = server_state(request)
-    engine = state.ready_engine()
-    state.check_model(body.model)
+    model = server_state(request).model(body.model)
+    engine = model.ready_engine()
     note_ignored(request, unknown_fields(body, (), ()))
     if (body.prompt is None) == (body.messages is None):
         raise ValidationError("give exactly one of prompt and messages", parameter="prompt")
     special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
     if body.messages is not None:
-        tokens = await chat_token_ids(state, body.messages, body, add_special_tokens=special)
+        tokens = await chat_token_ids(model, body.messages, body, add_special_tokens=special)
     else:
         text, context = body.prompt or "", engine.info.max_model_len
         tokens = await encode(engine.tokenizer, text, add_special_tokens=special, context=context, fits=False)
@@ -48,9 +47,8 @@ def _strings(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
 @router.post("/detokenize", response_class=Response, responses=describe_answer(Detokenized), operation_id="detokenize")
 async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     """The text of token ids, special tokens written out."""
-    state = server_state(request)
-    engine = state.ready_engine()
-    state.check_model(body.model)
+    model = server_state(request).model(body.model)
+    engine = model.ready_engine()
     note_ignored(request, unknown_fields(body, (), ()))
     size = engine.info.vocab_size
     for token in body.tokens:

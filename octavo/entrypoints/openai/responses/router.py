@@ -19,7 +19,7 @@ from octavo.entrypoints.openai.routing import JsonRoute, note_ignored, server_st
 from octavo.entrypoints.openai.sse import encode_named_event, json_response
 from octavo.entrypoints.openai.translate import renamed
 from octavo.entrypoints.openai.typed_events import answer
-from octavo.entrypoints.state import ServerState
+from octavo.entrypoints.state import ServedModel
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -30,12 +30,11 @@ STREAM = "`event: TYPE`, `data: Event`, from response.created to response.comple
 async def create_response(body: ResponsesRequest, request: Request) -> Response:
     """Answer a conversation with items: reasoning, messages, function calls. Nothing is stored."""
     state = server_state(request)
-    engine = state.ready_engine()
-    state.check_model(body.model)
+    model = state.model(body.model)
     note_ignored(request, body.unknown())
     with renamed(NAMES):
-        conversation = await prepare(state, engine, to_chat(body), id_prefix="resp_")
-    builder = ResponseBuilder(conversation, _echo(state, body))
+        conversation = await prepare(state, model, to_chat(body), id_prefix="resp_")
+    builder = ResponseBuilder(conversation, _echo(model, body))
 
     def broken(error: BaseException) -> bytes:
         return _encode(builder.fail(describe(error)[1]))
@@ -46,13 +45,11 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
 @router.post("/v1/responses/input_tokens", response_class=Response, responses=describe_answer(InputTokens))
 async def count_input_tokens(body: InputRequest, request: Request) -> Response:
     """How many tokens a request would have the model read."""
-    state = server_state(request)
-    state.ready_engine()
-    state.check_model(body.model)
+    model = server_state(request).model(body.model)
     note_ignored(request, body.unknown())
     with renamed(NAMES):
         chat = to_chat(body)
-        tokens = await chat_token_ids(state, chat.messages, chat)
+        tokens = await chat_token_ids(model, chat.messages, chat)
     return json_response(InputTokens(len(tokens)))
 
 
@@ -60,14 +57,14 @@ def _encode(event: Event) -> bytes:
     return encode_named_event(event.type, event)
 
 
-def _echo(state: ServerState, body: ResponsesRequest) -> dict[str, Any]:
+def _echo(model: ServedModel, body: ResponsesRequest) -> dict[str, Any]:
     """What a response repeats of its request, with the defaults in force."""
 
     def in_force(name: str, given: float | None) -> float:
-        return given if given is not None else state.sampling_defaults.get(name, 1.0)
+        return given if given is not None else model.sampling_defaults.get(name, 1.0)
 
-    def plain(model: BaseModel) -> dict[str, Any]:
-        return model.model_dump(exclude_none=True, by_alias=True)
+    def plain(part: BaseModel) -> dict[str, Any]:
+        return part.model_dump(exclude_none=True, by_alias=True)
 
     choice = body.tool_choice or "auto"
     return {
