@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from octavo.entrypoints.bench.startup import ServerProcess, free_port, memory_bytes, octavo_command, process_tree
+from octavo.bench.startup import ServerProcess, free_port, memory_bytes, octavo_command, process_tree
 
 QUEUE = "32k"  # waiting tokens; a full queue is not what is measured here
 OUTPUT = 16

@@ -27,13 +27,13 @@ from typing import Any
 
 from engines import Engine, default_peers_dir, make_engines
 
+from octavo.bench.client import Client
+from octavo.bench.datasets import DatasetConfig, make_dataset
+from octavo.bench.figures import summarise
+from octavo.bench.load import LoadConfig, send_load
+from octavo.bench.machine import machine_facts
+from octavo.bench.startup import ServerProcess, free_port, measure_startup
 from octavo.catalog import resolve_model
-from octavo.entrypoints.bench.client import Client
-from octavo.entrypoints.bench.datasets import DatasetConfig, make_dataset
-from octavo.entrypoints.bench.figures import summarise
-from octavo.entrypoints.bench.load import LoadConfig, send_load
-from octavo.entrypoints.bench.machine import machine_facts
-from octavo.entrypoints.bench.startup import ServerProcess, free_port, measure_startup
 
 MIXED = {"name": "random", "input_len": 288, "range_ratio": 224 / 288}  # 64 to 512
 RUNNER_WORK = ("decode", "prefill", "offline")

@@ -1,6 +1,6 @@
 """``octavo bench latency|throughput|serve|startup``: measure the engine, a server, or a server's start.
 
-The measuring is in ``octavo.entrypoints.bench``; here are the flags, what is printed and what is saved.
+The measuring is in ``octavo.bench``; here are the flags, what is printed and what is saved.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def run(namespace: argparse.Namespace) -> int:
     kinds = {"latency": _latency, "throughput": _throughput, "serve": _serve, "startup": _startup}
     result, status = kinds[namespace.kind](namespace)
     if namespace.save_result:
-        from octavo.entrypoints.bench.machine import machine_facts
-        from octavo.entrypoints.bench.report import save_json
+        from octavo.bench.machine import machine_facts
+        from octavo.bench.report import save_json
 
         stamp = time.strftime("%Y%m%d-%H%M%S")
         name = namespace.result_filename or f"octavo-bench-{namespace.kind}-{stamp}.json"
@@ -79,7 +79,7 @@ def _add_dataset(parser: argparse.ArgumentParser, num_prompts: int) -> None:
 
 def _dataset(namespace: argparse.Namespace) -> Any:
     """The requests that the flags ask for. Raises ConfigError."""
-    from octavo.entrypoints.bench.datasets import DatasetConfig, make_dataset
+    from octavo.bench.datasets import DatasetConfig, make_dataset
 
     if namespace.num_prompts < 1:
         raise ConfigError(f"--num-prompts must be at least 1, got {namespace.num_prompts}")
@@ -136,8 +136,8 @@ def _make_llm(namespace: argparse.Namespace) -> Any:
 
 
 def _latency(namespace: argparse.Namespace) -> tuple[dict[str, Any], int]:
-    from octavo.entrypoints.bench.offline import measure_latency
-    from octavo.entrypoints.bench.report import latency_report
+    from octavo.bench.offline import measure_latency
+    from octavo.bench.report import latency_report
 
     settings = {name: getattr(namespace, name) for name in ("input_len", "output_len", "batch_size", "vocab_size")}
     if min(settings.values()) < 1 or namespace.num_iters < 1 or namespace.num_iters_warmup < 0:
@@ -155,8 +155,8 @@ def _latency(namespace: argparse.Namespace) -> tuple[dict[str, Any], int]:
 
 
 def _throughput(namespace: argparse.Namespace) -> tuple[dict[str, Any], int]:
-    from octavo.entrypoints.bench.offline import measure_throughput
-    from octavo.entrypoints.bench.report import throughput_report
+    from octavo.bench.offline import measure_throughput
+    from octavo.bench.report import throughput_report
 
     dataset = _dataset(namespace)
     with _make_llm(namespace) as llm:
@@ -220,9 +220,9 @@ def _percentile_list(text: str) -> tuple[float, ...]:
 
 
 def _serve(namespace: argparse.Namespace) -> tuple[dict[str, Any], int]:
-    from octavo.entrypoints.bench.figures import summarise
-    from octavo.entrypoints.bench.plot import check_plot, draw
-    from octavo.entrypoints.bench.report import serve_report
+    from octavo.bench.figures import summarise
+    from octavo.bench.plot import check_plot, draw
+    from octavo.bench.report import serve_report
 
     if namespace.plot:
         check_plot(namespace.plot)
@@ -251,8 +251,8 @@ def _serve(namespace: argparse.Namespace) -> tuple[dict[str, Any], int]:
 
 async def _drive(namespace: argparse.Namespace) -> tuple[Any, Any]:
     """(LoadConfig, LoadResult) of the load that the flags ask for. Raises ConfigError and RequestError."""
-    from octavo.entrypoints.bench.client import Client
-    from octavo.entrypoints.bench.load import LoadConfig, arrival_times, first_model, send_load, wait_until_ready
+    from octavo.bench.client import Client
+    from octavo.bench.load import LoadConfig, arrival_times, first_model, send_load, wait_until_ready
 
     dataset = _dataset(namespace)
     arrival_times(1, namespace.request_rate, namespace.burstiness, namespace.seed)  # refuses before it waits
@@ -292,7 +292,7 @@ def _add_startup(parser: argparse.ArgumentParser) -> None:
 
 
 def _startup(namespace: argparse.Namespace) -> tuple[dict[str, Any], int]:
-    from octavo.entrypoints.bench.startup import free_port, measure_startup, octavo_command
+    from octavo.bench.startup import free_port, measure_startup, octavo_command
 
     if namespace.num_iters < 1:
         raise ConfigError(f"--num-iters must be at least 1, got {namespace.num_iters}")

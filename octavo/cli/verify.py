@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import get_args
 
+from octavo.args.engine_args import engine_config_from_kwargs
+from octavo.args.resolve import resolve_engine_config
 from octavo.config.engine import KVCacheDtype
-from octavo.entrypoints.verify import verify_model
+from octavo.entrypoints.progress import download_bar
+from octavo.verify.ways import verify_model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,8 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(namespace: argparse.Namespace) -> int:
     """Print what was proved; 1 on a difference."""
+    config = engine_config_from_kwargs(model=namespace.model, cache_dir=namespace.cache_dir)
+    with download_bar() as progress:
+        path = resolve_engine_config(config, progress).model.model
     results = verify_model(
-        namespace.model,
+        path,
         quick=namespace.quick,
         kv_cache_dtype=namespace.kv_cache_dtype,
         cache_dir=namespace.cache_dir,

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.entrypoints.bench.client import Capture, Client, body_pieces, read_answer
-from octavo.entrypoints.bench.datasets import BenchRequest
-from octavo.entrypoints.bench.load import LoadConfig, request_body, send_load, wait_until_ready
+from octavo.bench.client import Capture, Client, body_pieces, read_answer
+from octavo.bench.datasets import BenchRequest
+from octavo.bench.load import LoadConfig, request_body, send_load, wait_until_ready
 from octavo.exceptions import ConfigError, RequestError
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

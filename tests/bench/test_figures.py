@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.entrypoints.bench.datasets import LOWEST_ID, DatasetConfig, make_dataset
-from octavo.entrypoints.bench.figures import RequestRecord, peak_concurrency, summarise
-from octavo.entrypoints.bench.load import arrival_times
+from octavo.bench.datasets import LOWEST_ID, DatasetConfig, make_dataset
+from octavo.bench.figures import RequestRecord, peak_concurrency, summarise
+from octavo.bench.load import arrival_times
 from octavo.exceptions import ConfigError
 
 

@@ -143,7 +143,7 @@ def test_wrong_flags_are_a_line_and_status_2(argv: list[str], capsys: pytest.Cap
 
 
 def test_without_matplotlib_the_plot_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from octavo.entrypoints.bench.plot import check_plot
+    from octavo.bench.plot import check_plot
 
     real = builtins.__import__
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.entrypoints.bench.startup import memory_bytes, process_tree
+from octavo.bench.startup import memory_bytes, process_tree
 from tests.server.running_server import ROOT, running_server
 
 FLAGS = ["--kv-cache-memory", "48MiB", "--max-num-seqs", "16", "--max-model-len", "1k", "--max-num-queued-tokens", "8k"]

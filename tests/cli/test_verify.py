@@ -9,7 +9,7 @@ import pytest
 
 from octavo.cli.main import main
 from octavo.engine.outputs import CompletionOutput, Logprob, RequestOutput
-from octavo.entrypoints.verify import VerifyResult, difference
+from octavo.verify.comparison import VerifyResult, difference
 
 
 def output(tokens: list[int], logprob: float = -1.5, reason: str = "length") -> RequestOutput:
@@ -34,8 +34,10 @@ def test_the_command_says_what_it_proved(smollm2_path: str, capsys: pytest.Captu
         assert fact in printed
 
 
-def test_the_command_fails_on_a_difference(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_fails_on_a_difference(
+    smollm2_path: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     result = VerifyResult("batch of 16", False, "request 3: token 1 is 9, not 2", 16, 384)
     monkeypatch.setattr("octavo.cli.verify.verify_model", lambda model, **settings: [result])
-    assert main(["verify"]) == 1
+    assert main(["verify", smollm2_path]) == 1
     assert "NOT equal: batch of 16" in capsys.readouterr().out

@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 
 from octavo.engine.outputs import CompletionOutput, Logprob, RequestOutput
-from octavo.entrypoints.verify import difference, verify_model
+from octavo.verify.comparison import difference
+from octavo.verify.ways import verify_model
 
 
 def test_smollm2_answers_alike_to_the_bit(smollm2_path: str) -> None:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from octavo.entrypoints.bench.figures import METRICS, percentile_name
+from octavo.bench.figures import METRICS, percentile_name
 
 WIDTH = 50
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from octavo.entrypoints.bench.datasets import BenchRequest, DatasetConfig, make_dataset
+from octavo.bench.datasets import BenchRequest, DatasetConfig, make_dataset
 from octavo.exceptions import RequestError
 from octavo.messages import FinishReason, SamplingParams
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from octavo.entrypoints.bench.figures import METRICS, RequestRecord, samples
+from octavo.bench.figures import METRICS, RequestRecord, samples
 from octavo.exceptions import ConfigError
 
 BIN_SECONDS = 0.5

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from octavo.entrypoints.bench.client import Capture, Client, read_answer
-from octavo.entrypoints.bench.datasets import BenchRequest, as_text
-from octavo.entrypoints.bench.figures import RequestRecord
+from octavo.bench.client import Capture, Client, read_answer
+from octavo.bench.datasets import BenchRequest, as_text
+from octavo.bench.figures import RequestRecord
 from octavo.exceptions import ConfigError, RequestError
 
 PATHS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}

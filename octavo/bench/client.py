@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from octavo.entrypoints.bench.figures import RequestRecord
+from octavo.bench.figures import RequestRecord
 from octavo.exceptions import ConfigError
 
 _LAST_CHUNK = b"0\r\n\r\n"
