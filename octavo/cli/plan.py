@@ -29,12 +29,17 @@ KV_DTYPES = ("bf16", "int8", "fp8")
 
 @dataclass(frozen=True)
 class Plan:
-    """``of_dtype``: the same engine with K and V kept in another way. ``lengths``: tokens of requests to count."""
+    """``of_dtype``: the same engine with K and V kept in another way. ``lengths``: tokens of requests to count.
+
+    ``element_size``: bytes of a number of the KV cache; ``scale_size``: of the scale of one token's K, or V, of a head.
+    """
 
     config: EngineConfig
     info: ModelInfo
     machine: Machine
     memory: MemoryPlan
+    element_size: int
+    scale_size: int
     of_dtype: dict[str, MemoryPlan]
     lengths: tuple[int, ...]
 
@@ -49,7 +54,16 @@ def make_plan(config: EngineConfig, machine: Machine, lengths: tuple[int, ...] =
         return plan_memory(model, backend, dataclasses.replace(config, cache=cache), machine)
 
     of_dtype = {dtype: plan(dtype) for dtype in KV_DTYPES}
-    return Plan(config, model.info, machine, plan(config.cache.kv_cache_dtype), of_dtype, lengths)
+    return Plan(
+        config=config,
+        info=model.info,
+        machine=machine,
+        memory=plan(config.cache.kv_cache_dtype),
+        element_size=backend.kv_element_size(config.cache.kv_dtype),
+        scale_size=backend.kv_scale_size(config.cache.kv_dtype),
+        of_dtype=of_dtype,
+        lengths=lengths,
+    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -106,8 +120,24 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "weights_format": plan.info.weights_format,
         "threads": plan.config.backend.threads,
         **msgspec.to_builtins(plan.memory),
+        "kv": kv_shape(plan),
         **numbers(plan.memory),
         "kv_cache_dtypes": {dtype: numbers(memory) for dtype, memory in plan.of_dtype.items()},
+    }
+
+
+def kv_shape(plan: Plan) -> dict[str, Any]:
+    """What a block of the KV cache holds, and which tokens the groups of layers see (None: all)."""
+    info, kv = plan.info, plan.memory.kv
+    return {
+        "num_layers": info.kv_groups.layers_per_block,
+        "num_kv_heads": info.num_kv_heads,
+        "head_dim": info.head_dim,
+        "element_size": plan.element_size,
+        "block_size": kv.block_size,
+        "scale_size": plan.scale_size,
+        "windows": [group.window for group in kv.groups],
+        "ahead": kv.ahead,
     }
 
 
@@ -151,8 +181,7 @@ def kv_table(plan: Plan) -> list[list[str]]:
     rows = [["KV cache as", "bytes/token", "tokens", *(f"x {length}" for length in plan.lengths)]]
     for dtype, memory in plan.of_dtype.items():
         counts = [str(memory.requests_of(length)) if length <= memory.max_model_len else "-" for length in plan.lengths]
-        size = memory.kv.bytes_per_token * len(memory.kv.windows)
-        rows.append([dtype, str(size), str(memory.num_tokens), *counts])
+        rows.append([dtype, str(memory.kv.bytes_per_token), str(memory.num_tokens), *counts])
     return rows
 
 

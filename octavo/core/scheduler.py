@@ -38,6 +38,7 @@ from octavo.core.step import Scheduled, StepBuilder
 from octavo.exceptions import ConfigError, InvariantError
 from octavo.kv_transfer.chain import TierChain
 from octavo.messages import (
+    FULL,
     CacheOrder,
     CacheReply,
     EngineCoreOutput,
@@ -45,6 +46,7 @@ from octavo.messages import (
     EngineCoreRequest,
     FinishReason,
     KVEvent,
+    KVSpec,
     ModelRunnerOutput,
     RequestFault,
     SchedulerOutput,
@@ -69,7 +71,7 @@ class Scheduler:
         num_blocks: int,
         max_model_len: int,
         *,
-        windows: Sequence[int | None] = (None,),
+        groups: Sequence[KVSpec] = (FULL,),
         readiness: Readiness | None = None,
         tiers: TierChain | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -79,18 +81,18 @@ class Scheduler:
             raise ConfigError(f"num_blocks = {num_blocks}: must be at least 2 (one is the null block)")
         self._config = config
         self._clock = clock
-        longest = blocks_at_once(max_model_len, cache.block_size, windows, config.tokens_ahead)
+        longest = blocks_at_once(max_model_len, cache.block_size, groups, config.tokens_ahead)
         self._kv = make_manager(
             num_blocks,
             cache.block_size,
-            windows,
+            groups,
             tiers,
             enable_prefix_caching=cache.enable_prefix_caching,
             prefix_index=cache.prefix_index,
             ahead=config.tokens_ahead,
             pin_limits=pin_limits(cache, num_blocks, longest),
             clock=clock,
-            events=EventLog(windows) if cache.kv_events.enabled else NO_EVENTS,
+            events=EventLog(groups) if cache.kv_events.enabled else NO_EVENTS,
         )
         self._num_blocks = num_blocks
         self._policy = by_prefix(
@@ -100,7 +102,7 @@ class Scheduler:
         )
         self._limits = RequestLimits(
             max_model_len=max_model_len,
-            max_kv_tokens=max_tokens_that_fit(num_blocks, cache.block_size, windows, config.tokens_ahead),
+            max_kv_tokens=max_tokens_that_fit(num_blocks, cache.block_size, groups, config.tokens_ahead),
             max_step_tokens=None if config.enable_chunked_prefill else config.step_tokens,
         )
         chunked = config.enable_chunked_prefill and config.long_prefill_token_threshold > 0

@@ -115,7 +115,7 @@ class EngineCore:
             config.cache,
             memory.num_blocks,
             memory.max_model_len,
-            windows=memory.kv.windows,
+            groups=memory.kv.groups,
             readiness=self._grammars,
             tiers=make_planner(config.cache, self._executor.open_kv_tiers()),
         )
@@ -124,7 +124,7 @@ class EngineCore:
             vocab_size=vocab_size,
             num_blocks=memory.num_blocks,
             block_size=memory.kv.block_size,
-            num_kv_groups=len(memory.kv.windows),
+            num_kv_groups=len(memory.kv.groups),
             kv_cache_bytes=memory.num_blocks * memory.kv.bytes_per_block,
             phases=clock.phases,
             facts=self._executor.describe(),

@@ -29,7 +29,7 @@ from octavo.messages.engine import (
     TokenLogprobs,
 )
 from octavo.messages.fault import RequestFault
-from octavo.messages.kv_cache import KVCacheSpec, blocks_at_once, max_tokens_that_fit, most_rows
+from octavo.messages.kv_cache import FULL, KVCacheSpec, KVSpec, blocks_at_once, max_tokens_that_fit
 from octavo.messages.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent, KVEventBatch
 from octavo.messages.kv_transfer import KVMove, KVTierInfo, KVTierReport, KVTierStats, KVTraffic
 from octavo.messages.memory import MemoryPlan
@@ -45,6 +45,7 @@ from octavo.messages.structured_outputs import StructuredOutputsParams
 from octavo.messages.tenant import Tenant
 
 __all__ = [
+    "FULL",
     "AllBlocksCleared",
     "BeamSearch",
     "BeamSearchParams",
@@ -65,6 +66,7 @@ __all__ = [
     "KVEvent",
     "KVEventBatch",
     "KVMove",
+    "KVSpec",
     "KVTierInfo",
     "KVTierReport",
     "KVTierStats",
@@ -92,5 +94,4 @@ __all__ = [
     "TokenLogprobs",
     "blocks_at_once",
     "max_tokens_that_fit",
-    "most_rows",
 ]

@@ -51,7 +51,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def num_tokens(self) -> int:
         """Tokens that the blocks hold, if none is given back."""
-        return max(0, self.num_blocks - 1) // len(self.kv.windows) * self.kv.block_size
+        return max(0, self.num_blocks - 1) // len(self.kv.groups) * self.kv.block_size
 
     @property
     def explained(self) -> str:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from octavo.backends.base import Backend, Limits
 from octavo.config import EngineConfig
 from octavo.kv_transfer.registry import tier_bytes
-from octavo.messages import KVCacheSpec, MemoryPlan
+from octavo.messages import KVCacheSpec, KVSpec, MemoryPlan
 from octavo.model_loader import ModelOutline
 from octavo.platforms.cpu import address_space_room, available_memory
 from octavo.program import Program
@@ -101,13 +101,8 @@ def _without_kv(model: ModelOutline, backend: Backend, config: EngineConfig, lon
     program, limits = model.program, make_limits(model.program, config, longest, 0)
     footprint = backend.footprint(program, model.weights, limits)
     kv = KVCacheSpec(
-        num_layers=program.kv_groups.layers_per_block,
-        num_kv_heads=program.num_kv_heads,
-        head_dim=program.head_dim,
-        element_size=backend.kv_element_size(limits.kv_dtype),
+        groups=_kv_specs(program, backend, limits),
         block_size=limits.block_size,
-        scale_size=backend.kv_scale_size(limits.kv_dtype),
-        windows=program.kv_groups.windows,
         ahead=config.scheduler.tokens_ahead,
     )
     return MemoryPlan(
@@ -121,10 +116,20 @@ def _without_kv(model: ModelOutline, backend: Backend, config: EngineConfig, lon
         tiers=tier_bytes(config.cache),
         packing=footprint.packing,
         block_bytes=footprint.kv_block,
-        book_bytes=BLOCK_NAME + TOKEN_ID * limits.block_size // len(kv.windows),
+        book_bytes=BLOCK_NAME + TOKEN_ID * limits.block_size // len(kv.groups),
         kv=kv,
         num_blocks=0,
         max_model_len=0,
+    )
+
+
+def _kv_specs(program: Program, backend: Backend, limits: Limits) -> tuple[KVSpec, ...]:
+    """Of each group of layers: K and V of all KV heads of its layers."""
+    head = program.head_dim * backend.kv_element_size(limits.kv_dtype) + backend.kv_scale_size(limits.kv_dtype)
+    size = 2 * program.kv_groups.layers_per_block * program.num_kv_heads * head
+    return tuple(
+        KVSpec(kind="full" if window is None else "sliding", bytes_per_token=size, window=window)
+        for window in program.kv_groups.windows
     )
 
 
@@ -162,7 +167,7 @@ def _refusal(plan: MemoryPlan, config: EngineConfig, room: int, there: str) -> s
     given, kv = config.cache.kv_cache_memory, plan.kv
     holds_nothing = plan.max_model_len < 2
     if given is not None and holds_nothing:
-        least = format_bytes((1 + len(kv.windows)) * kv.bytes_per_block)
+        least = format_bytes((1 + len(kv.groups)) * kv.bytes_per_block)
         return f"kv_cache_memory = {given}: too small for a single block of KV cache; {least} is the least"
     if plan.num_blocks <= room and not holds_nothing:
         return ""

@@ -22,15 +22,12 @@ from octavo.core.longest_prefix import by_prefix
 from octavo.core.policy import FcfsPolicy, Policy
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler
-from octavo.kv_transfer.chain import MakeTier, TierChain
-from octavo.kv_transfer.connectors.disk.planner import DiskTier
-from octavo.kv_transfer.connectors.host.planner import HostTier
+from octavo.kv_transfer.chain import TierChain
 from octavo.messages import (
     CachePin,
     EngineCoreOutput,
     EngineCoreRequest,
     FinishReason,
-    KVTierInfo,
     KVTierReport,
     ModelRunnerOutput,
     NewRequestData,
@@ -41,6 +38,7 @@ from octavo.messages import (
     TokenLogprobs,
 )
 from tests.core.beam_reference import beam_search
+from tests.core.kv_parts import kv_specs
 
 VOCAB = 23
 EOS = 0
@@ -201,17 +199,6 @@ class _Copy(NamedTuple):
     key: bytes
     cells: list[int | None]
     owed: list[bool]
-
-
-def host_tier(num_blocks: int, *, swaps: bool, disk: int = 0) -> TierChain:
-    """Tiers with room for so many blocks. Preempted requests use the first one or not."""
-    makers: list[MakeTier] = []
-    if num_blocks > 0:
-        host = KVTierInfo(capacity=num_blocks, block_bytes=1)
-        makers.append(lambda emit: HostTier(host, emit, keeps_preempted=swaps))
-    if disk > 0:
-        makers.append(lambda emit: DiskTier(KVTierInfo(capacity=disk, block_bytes=1), emit))
-    return TierChain(makers)
 
 
 class CheckingWorker:
@@ -470,7 +457,9 @@ class Loop:
             config = dataclasses.replace(config, speculative_config=speculative)
         else:
             config = dataclasses.replace(config, pipeline_depth=depth)
-        self.scheduler = Scheduler(config, cache, num_blocks, max_model_len, windows=windows, tiers=tiers, clock=clock)
+        self.scheduler = Scheduler(
+            config, cache, num_blocks, max_model_len, groups=kv_specs(windows), tiers=tiers, clock=clock
+        )
         if policy is not None:
             kv, overtakes = self.scheduler._kv, config.longest_prefix_first
             policy = by_prefix(policy, overtakes, lambda request: kv.find_prefix(request).num_tokens)

@@ -22,7 +22,8 @@ from octavo.messages import (
     SetPin,
     Tenant,
 )
-from tests.core.checking_worker import Loop, cache_config, host_tier, make_request
+from tests.core.checking_worker import Loop, cache_config, make_request
+from tests.core.kv_parts import host_tier
 
 CONFIG = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=40)
 SYSTEM = [3, 1, 4, 1, 5, 9, 2, 6]  # two blocks of 4

@@ -12,7 +12,8 @@ from octavo.core.kv_cache.manager import NO_ROOM_NEEDED, KVCacheManager
 from octavo.core.request import Request
 from octavo.exceptions import ConfigError
 from octavo.messages import EvictPrefixes, RestorePrefix
-from tests.core.checking_worker import Loop, cache_config, host_tier, make_request
+from tests.core.checking_worker import Loop, cache_config, make_request
+from tests.core.kv_parts import host_tier, kv_specs
 
 PROMPT = list(range(12))
 OTHER = 20  # a token that is nowhere in PROMPT
@@ -162,7 +163,7 @@ def test_a_prefix_restored_from_a_tier_is_found_token_by_token() -> None:
 
 
 def test_windowed_models_find_blocks_by_hash() -> None:
-    manager = make_manager(9, 4, (None, 8), enable_prefix_caching=True, prefix_index="radix")
+    manager = make_manager(9, 4, kv_specs([None, 8]), enable_prefix_caching=True, prefix_index="radix")
     assert isinstance(manager.index, HashIndex)
 
 

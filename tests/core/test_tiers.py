@@ -6,7 +6,8 @@ import pytest
 
 from octavo.config import SchedulerConfig
 from octavo.core.request import RequestStatus
-from tests.core.checking_worker import Loop, cache_config, host_tier, make_request
+from tests.core.checking_worker import Loop, cache_config, make_request
+from tests.core.kv_parts import host_tier
 
 PROMPT = list(range(1, 18))  # four blocks of 4 and one token
 

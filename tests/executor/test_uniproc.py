@@ -10,7 +10,7 @@ from octavo.config import BackendConfig, CacheConfig, EngineConfig, ModelConfig,
 from octavo.exceptions import ModelError
 from octavo.executor.factory import make_executor
 from octavo.executor.uniproc import UniprocExecutor
-from octavo.messages import CachedRequestData, SamplingParams, SchedulerOutput
+from octavo.messages import CachedRequestData, KVSpec, SamplingParams, SchedulerOutput
 from octavo.worker.worker import Worker
 from tests.worker.tiny_model import BLOCK, MAX_LEN, Driver, make_runner, new_request, save_checkpoint
 
@@ -39,7 +39,7 @@ def executor(checkpoint):
 def test_life_of_an_executor(executor):
     executor.load_model()
     plan = executor.plan_memory()
-    assert (plan.kv.num_layers, plan.kv.num_kv_heads, plan.kv.head_dim, plan.kv.element_size) == (2, 2, 8, 4)
+    assert plan.kv.groups == (KVSpec(kind="full", bytes_per_token=2 * 2 * 2 * 8 * 4),)
     # Four sequences of 64 tokens are all that can ever run: no more is asked for.
     assert plan.num_blocks == 4 * MAX_LEN // BLOCK + 1
     executor.initialize_kv_cache(plan)

@@ -14,6 +14,7 @@ import pytest
 from octavo.config import SpeculativeConfig
 from octavo.engine.llm_engine import LLMEngine
 from octavo.messages import EngineCoreOutputs, EngineCoreRequest, SamplingParams, blocks_at_once
+from tests.core.kv_parts import kv_specs
 from tests.engine.tiny_llama import VOCAB, make_config, write_tokenizer
 from tests.models.tiny import random_ids, reference_logits, save
 
@@ -155,7 +156,7 @@ def test_a_pool_that_holds_only_what_windows_see(model: tuple[str, str, Any], al
     """The longest sequence still runs: its blocks go back in time."""
     name, folder, _ = model
     windows = {"gemma3": [24, 24, 24, 24, None], "mistral": [20], "qwen2": [33, None]}[name]
-    blocks = blocks_at_once(250, 16, windows, ahead=32)
+    blocks = blocks_at_once(250, 16, kv_specs(windows), ahead=32)
     assert blocks < 16 * GROUPS[name]
     for depth in (1, 2):
         settings = {"max_num_batched_tokens": 32 // depth, "pipeline_depth": depth}

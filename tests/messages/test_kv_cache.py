@@ -1,27 +1,26 @@
-"""Bytes of the KV cache, scales included."""
+"""Groups of layers, and bytes of the KV cache."""
 
 from __future__ import annotations
 
 import pytest
 
-from octavo.backends.cpu.backend import CpuBackend
-from octavo.config import BackendConfig, CacheConfig
+from octavo.config import CacheConfig
 from octavo.exceptions import ConfigError
-from octavo.messages import KVCacheSpec
+from octavo.messages import KVCacheSpec, KVSpec
+from tests.core.kv_parts import kv_specs
 
 
-def test_bytes_count_numbers_and_scales_of_keys_and_values() -> None:
-    shape = {"num_layers": 30, "num_kv_heads": 3, "head_dim": 64, "block_size": 16}
-    backend = CpuBackend(BackendConfig(threads=1))
-    sizes = {}
-    for dtype in ("auto", "bfloat16", "int8", "fp8_e4m3", "fp8_e5m2"):
-        element, scale = backend.kv_element_size(dtype), backend.kv_scale_size(dtype)  # type: ignore[arg-type]
-        sizes[dtype] = KVCacheSpec(**shape, element_size=element, scale_size=scale)
-    assert sizes["auto"] == sizes["bfloat16"]
-    assert sizes["bfloat16"].bytes_per_token == 2 * 30 * 3 * 128
-    assert sizes["int8"].bytes_per_token == 2 * 30 * 3 * (64 + 4)
-    assert sizes["int8"].bytes_per_block == 16 * sizes["int8"].bytes_per_token
-    assert sizes["int8"] == sizes["fp8_e4m3"] == sizes["fp8_e5m2"]
+def test_a_token_takes_a_place_in_each_group_and_blocks_are_equal() -> None:
+    kv = KVCacheSpec(groups=(*kv_specs([None], 100), *kv_specs([20, 20], 60)), block_size=16)
+    assert (kv.bytes_per_token, kv.bytes_per_block) == (100 + 2 * 60, 1600)
+    assert kv.entries_for(17) == 2 * 3
+
+
+def test_sliding_groups_have_windows_and_others_have_none() -> None:
+    with pytest.raises(ValueError, match="a group of kind full has the window 20"):
+        KVSpec(kind="full", window=20)
+    with pytest.raises(ValueError, match="a group of kind sliding has the window None"):
+        KVSpec(kind="sliding")
 
 
 def test_names_of_kv_dtypes() -> None:

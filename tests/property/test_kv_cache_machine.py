@@ -15,7 +15,7 @@ from octavo.core.kv_cache.manager import KVCacheManager, Room
 from octavo.core.kv_cache.pins import PinLimits
 from octavo.core.kv_cache.steering import Steering
 from octavo.core.request import Request
-from octavo.messages import BlockRemoved, BlockStored, EvictPrefixes, ListPrefixes, RemovePin, SetPin
+from octavo.messages import FULL, BlockRemoved, BlockStored, EvictPrefixes, ListPrefixes, RemovePin, SetPin
 from tests.core.checking_worker import make_request
 
 OWNER = Request(make_request("r", [0]), SOLO, limit=1000, queued_time=0.0)
@@ -140,7 +140,7 @@ class ManagerMachine(RuleBasedStateMachine):
             enable_prefix_caching=caching,
             prefix_index=index,
             pin_limits=limits,
-            events=EventLog((None,)),
+            events=EventLog((FULL,)),
         )
         self.told: set[tuple[int, int]] = set()  # the blocks that KV events speak of
         self.caching = caching

@@ -28,7 +28,8 @@ from octavo.messages import (
     SetPin,
     blocks_at_once,
 )
-from tests.core.checking_worker import host_tier, make_request
+from tests.core.checking_worker import make_request
+from tests.core.kv_parts import host_tier, kv_specs
 from tests.property.test_kv_cache_machine import follow
 
 Cell = tuple[object, ...]
@@ -81,16 +82,16 @@ class KVMachine(RuleBasedStateMachine):
         self.manager = make_manager(
             num_blocks,
             block_size,
-            windows,
+            groups := kv_specs(windows),
             tiers,
             enable_prefix_caching=caching,
             prefix_index=index,
             ahead=ahead,
             pin_limits=PinLimits(num_blocks // 3 * caching, num_blocks),
-            events=EventLog(windows),
+            events=EventLog(groups),
         )
         self.told: set[tuple[int, int]] = set()  # the blocks that KV events speak of
-        self.windows, self.size, self.ahead = windows, block_size, ahead
+        self.windows, self.groups, self.size, self.ahead = windows, groups, block_size, ahead
         self.contents: dict[int, list[Cell]] = {0: [()] * block_size}  # by block, then by offset
         self.kept: dict[tuple[str, int | bytes], Kept] = {}
         self.untold: list[bytes] = []  # stores on disk that have ended
@@ -362,7 +363,7 @@ class KVMachine(RuleBasedStateMachine):
         for request in self.running:
             assert self.finds_all(request)
             held = sum(block_id != 0 for block_id in self.manager.block_ids(request))
-            assert held <= blocks_at_once(request.num_tokens, self.size, self.windows, self.ahead)
+            assert held <= blocks_at_once(request.num_tokens, self.size, self.groups, self.ahead)
 
     def teardown(self) -> None:
         """When all is told, a disk holds what its planner knows."""

@@ -28,7 +28,8 @@ from octavo.messages import (
     SetPin,
     Tenant,
 )
-from tests.core.checking_worker import VOCAB, ByPriority, Loop, SortedByPriority, cache_config, host_tier, make_request
+from tests.core.checking_worker import VOCAB, ByPriority, Loop, SortedByPriority, cache_config, make_request
+from tests.core.kv_parts import host_tier
 
 # Prompts are cut out of a few texts, so that many share a beginning.
 TEXTS = [[(3 * i + 7 * text) % VOCAB for i in range(40)] for text in range(2)]

@@ -11,7 +11,8 @@ from octavo.core.fair import FairPolicy
 from octavo.core.policy import FcfsPolicy, Policy
 from octavo.core.priority import PriorityPolicy
 from octavo.messages import BeamSearch, EngineCoreRequest, FinishReason, Tenant
-from tests.core.checking_worker import VOCAB, ByPriority, Loop, SortedByPriority, cache_config, host_tier, make_request
+from tests.core.checking_worker import VOCAB, ByPriority, Loop, SortedByPriority, cache_config, make_request
+from tests.core.kv_parts import host_tier
 
 
 def make_loop(depth: int, policy: type[Policy], chunked: bool, seed: int, tier: str) -> Loop:

@@ -20,6 +20,7 @@ from octavo.structured_output.checker import MAX_PROCESSES
 from octavo.worker import memory, worker
 from octavo.worker.memory import Machine, make_limits, plan_memory
 from octavo.worker.worker import Worker
+from tests.core.kv_parts import kv_specs
 from tests.model_loader.checkpoints import write as write_gguf
 from tests.models.tiny import save
 
@@ -96,6 +97,17 @@ def test_folders(kind: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pyt
 def test_kv_dtypes(kv_cache_dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, "Gemma3", **GEMMA | {"head_dim": 24})  # rows of 24 numbers take the place of 32
     check(config_of(tmp_path, kv_cache_dtype=kv_cache_dtype, max_num_batched_tokens=100), monkeypatch)
+
+
+def test_tokens_take_numbers_and_scales_of_keys_and_values(tmp_path: Path) -> None:
+    save(tmp_path)
+    program = outline_model(config_of(tmp_path).model).program
+    heads, dim = 2 * program.num_layers * program.num_kv_heads, program.head_dim
+    sizes = {}
+    for dtype in ("auto", "bfloat16", "int8", "fp8_e4m3", "fp8_e5m2"):
+        sizes[dtype] = plan_of(config_of(tmp_path, kv_cache_dtype=dtype)).kv.bytes_per_token
+    assert sizes["auto"] == sizes["bfloat16"] == heads * 2 * dim
+    assert sizes["int8"] == sizes["fp8_e4m3"] == sizes["fp8_e5m2"] == heads * (dim + 4)
 
 
 def test_the_default_model(smollm2_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,14 +228,12 @@ def test_memory_that_the_system_refuses_all_the_same(tiny: Path, monkeypatch: py
 
 def test_requests_at_once_with_windows(tiny: Path) -> None:
     """Five blocks of each full group and, for a window of 20, three of the other; the last one enters with five."""
-    plan = replace(plan_of(config_of(tiny)), kv=replace(KV, windows=(None, 20), ahead=64), max_model_len=1000)
+    kv = KVCacheSpec(groups=kv_specs([None, 20], 32), block_size=16, ahead=64)
+    plan = replace(plan_of(config_of(tiny)), kv=kv, max_model_len=1000)
     assert (plan.kv.blocks_for(80), plan.kv.blocks_held(80)) == (10, 8)
     for num_blocks, count in ((10, 0), (11, 1), (18, 1), (19, 2), (27, 3)):
         assert replace(plan, num_blocks=num_blocks).requests_of(80) == count
     assert replace(plan, num_blocks=1000).requests_of(1001) == 0
-
-
-KV = KVCacheSpec(num_layers=1, num_kv_heads=1, head_dim=8, element_size=2, block_size=16)
 
 
 def test_both_grammar_checkers_are_counted() -> None:

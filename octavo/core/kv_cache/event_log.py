@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from octavo.core.kv_cache.prefix_book import HASH_BYTES, Row
-from octavo.messages import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from octavo.messages import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent, KVSpec
 from octavo.messages.kv_events import MEDIUM
+
+SPEC_KINDS = {"full": "full_attention", "sliding": "sliding_window"}  # vLLM's words
 
 
 class NullEventLog:
@@ -30,10 +32,10 @@ NO_EVENTS = NullEventLog()
 
 
 class EventLog:
-    """``windows``: those of the KV groups, None for full attention. Neighbours that fit together are one event."""
+    """``groups``: what those of a name keep. Neighbours that fit together are one event."""
 
-    def __init__(self, windows: Sequence[int | None]) -> None:
-        self._windows = windows
+    def __init__(self, groups: Sequence[KVSpec]) -> None:
+        self._groups = groups
         self._events: list[KVEvent] = []
 
     def stored(self, name: bytes, row: Row) -> None:
@@ -48,7 +50,7 @@ class EventLog:
             if last.extra_keys is not None:
                 last.extra_keys.append(extras)
             return
-        window = self._windows[group]
+        spec = self._groups[group]
         self._events.append(
             BlockStored(
                 block_hashes=[number],
@@ -60,8 +62,8 @@ class EventLog:
                 lora_name=None,
                 extra_keys=[extras],
                 group_idx=group,
-                kv_cache_spec_kind="full_attention" if window is None else "sliding_window",
-                kv_cache_spec_sliding_window=window,
+                kv_cache_spec_kind=SPEC_KINDS[spec.kind],
+                kv_cache_spec_sliding_window=spec.window,
             )
         )
 

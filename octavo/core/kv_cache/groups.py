@@ -37,9 +37,8 @@ from octavo.core.kv_cache.tier_link import TierLink
 from octavo.core.request import Request, RequestStatus
 from octavo.exceptions import InvariantError
 from octavo.kv_transfer.chain import TierChain
-from octavo.messages import KVMove, most_rows
+from octavo.messages import KVMove, KVSpec
 
-Windows = Sequence[int | None]
 Place = Block | bytes | None
 """Where the contents of a block are: in the pool, under a key in a tier, or nowhere."""
 
@@ -56,7 +55,7 @@ class _Table:
 
 
 class GroupedKVCacheManager:
-    """As ``KVCacheManager``; ``windows`` and ``ahead`` are those of the ``KVCacheSpec``."""
+    """As ``KVCacheManager``; ``specs`` (its groups) and ``ahead`` are those of the ``KVCacheSpec``."""
 
     __slots__ = (
         *("_most", "_null", "_tables", "_windows", "block_size", "enable_prefix_caching", "index", "pool", "steering"),
@@ -67,7 +66,7 @@ class GroupedKVCacheManager:
         self,
         num_blocks: int,
         block_size: int,
-        windows: Windows,
+        specs: Sequence[KVSpec],
         tiers: TierChain | None = None,
         *,
         enable_prefix_caching: bool = True,
@@ -97,8 +96,8 @@ class GroupedKVCacheManager:
             events=events,
         )
         self._null = self.pool.blocks[0]
-        self._windows = tuple(windows)
-        self._most = [most_rows(window, block_size, ahead) for window in windows]
+        self._windows = tuple(spec.window for spec in specs)
+        self._most = [spec.most_rows(block_size, ahead) for spec in specs]
         self._tables: dict[str, _Table] = {}
 
     @property
@@ -423,22 +422,22 @@ KVManager = KVCacheManager | GroupedKVCacheManager
 def make_manager(
     num_blocks: int,
     block_size: int,
-    windows: Windows,
+    specs: Sequence[KVSpec],
     tiers: TierChain | None = None,
     *,
     prefix_index: str = "hash",
     ahead: int = 1,
     **options: Any,
 ) -> KVManager:
-    """The manager of a model whose groups have these ``windows``; ``options`` are those of its class.
+    """The manager of a model with groups of these ``specs``; ``options`` are those of its class.
 
     ``ahead``: most tokens of a sequence that are planned before the first of them has come back.
 
     With windows, prefixes are found by hashes, whatever ``prefix_index`` says.
     """
-    if tuple(windows) == (None,):
+    if [spec.kind for spec in specs] == ["full"]:
         return KVCacheManager(num_blocks, block_size, tiers, prefix_index=prefix_index, **options)
-    return GroupedKVCacheManager(num_blocks, block_size, windows, tiers, ahead=ahead, **options)
+    return GroupedKVCacheManager(num_blocks, block_size, specs, tiers, ahead=ahead, **options)
 
 
 def _name(block_hash: bytes, group: int) -> bytes:
