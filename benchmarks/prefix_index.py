@@ -143,7 +143,7 @@ class Timed:
     """A PrefixIndex around another one that measures its CPU time, in ns."""
 
     def __init__(self, index: PrefixIndex) -> None:
-        self.index, self.spent = index, 0
+        self.index, self.names, self.spent = index, index.names, 0
 
     def __len__(self) -> int:
         return len(self.index)
@@ -256,7 +256,7 @@ class Run:
 def bytes_per_block(index: PrefixIndex) -> float:
     """Of all that the index keeps, the hashes on the blocks included, the blocks themselves not."""
     if isinstance(index, HashIndex):
-        names = index._blocks
+        names = index.names.blocks
         return (sys.getsizeof(names) + sum(map(sys.getsizeof, names))) / max(len(names), 1)
     assert isinstance(index, RadixIndex)
     total, waiting = sys.getsizeof(index._roots), list(index._roots.values())
@@ -264,7 +264,7 @@ def bytes_per_block(index: PrefixIndex) -> float:
         node = waiting.pop()
         parts = (node, node.label, node.blocks, node.keys, node.children, *node.keys)
         total += sum(map(sys.getsizeof, parts))
-        total += sum(sys.getsizeof(block.block_hash) for block in node.blocks if block.block_hash is not None)
+        total += sum(sys.getsizeof(block.key) for block in node.blocks if block.key is not None)
         waiting += node.children
     return total / max(len(index), 1)
 

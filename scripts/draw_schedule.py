@@ -74,7 +74,7 @@ def prefix_cache() -> None:
     drawing.steps(3)
     blocks = drawing.scheduler._kv.pool._free
     print("free list, next to be reused first (* = still cached): ", end="")
-    print(" ".join(f"{block.block_id}{'*' if block.block_hash else ''}" for block in blocks))
+    print(" ".join(f"{block.block_id}{'*' if block.is_cached else ''}" for block in blocks))
 
 
 def paged_kv() -> None:
@@ -95,7 +95,7 @@ def paged_kv() -> None:
             tables = {r.request_id: scheduler._kv.block_ids(r) for r in scheduler._running}
             owner = {block: name for name, ids in tables.items() for block in ids}
             cells = [
-                owner.get(block.block_id, "*" if block.block_hash else ".") for block in scheduler._kv.pool.blocks[1:]
+                owner.get(block.block_id, "*" if block.is_cached else ".") for block in scheduler._kv.pool.blocks[1:]
             ]
             held = 16 * len(owner)
             used = sum(r.num_computed_tokens for r in scheduler._running)

@@ -25,6 +25,7 @@ from octavo.core.admission import (
 from octavo.core.doubt import Doubts
 from octavo.core.family import SOLO, first_request
 from octavo.core.invariants import check_books
+from octavo.core.kv_cache.cache_admin import CacheAdmin, pin_wishes
 from octavo.core.kv_cache.event_log import NO_EVENTS, EventLog
 from octavo.core.kv_cache.groups import make_manager
 from octavo.core.kv_cache.manager import Room
@@ -94,6 +95,7 @@ class Scheduler:
             clock=clock,
             events=EventLog(groups) if cache.kv_events.enabled else NO_EVENTS,
         )
+        self._cache_admin = CacheAdmin(self._kv, clock)
         self._num_blocks = num_blocks
         self._policy = by_prefix(
             resolve(POLICIES[config.scheduling_policy])(config),
@@ -123,7 +125,7 @@ class Scheduler:
         self._limits.check(request)
         first = first_request(request, limit=self._limits.end(request), queued_time=self._clock())
         self._book.add(first)
-        self._kv.steering.pin(first)
+        pin_wishes(self._kv, first)
 
     def schedule(self) -> SchedulerOutput:
         """Plan the next step. Every plan that is not empty must be executed, then given to ``update``.
@@ -137,7 +139,7 @@ class Scheduler:
         """
         step = StepBuilder(self._next_step_id, self._config.step_tokens)
         self._next_step_id += 1
-        self._kv.steering.expire()
+        self._kv.cache.pins.expire()
 
         self._start(step, urgently=True)
         order = [request for request in self._policy.order(self._running) if request not in step]
@@ -277,7 +279,7 @@ class Scheduler:
             if looked_up:
                 self._counters.count_lookup(request.num_prompt_tokens, prefix.num_local, prefix.num_external)
             if request.source.wants_cache_report:
-                request.cache_miss = self._kv.steering.explain(request, prefix.num_tokens if looked_up else None)
+                request.cache_miss = self._kv.cache.misses.explain(request, prefix.num_tokens if looked_up else None)
         self._policy.remove(request)
         self._running.append(request)
         request.start(prefix.num_tokens, self._clock(), num_external=prefix.num_external)
@@ -390,7 +392,7 @@ class Scheduler:
             num_running=len(self._running),
             num_waiting=len(self._policy),
             kv_cache_usage=self._kv.pool.usage,
-            kv_cache_pinned=self._kv.steering.pins.usage,
+            kv_cache_pinned=self._kv.cache.pins.usage,
             num_blocks=self._num_blocks,
             iteration_tokens=iteration_tokens,
             step_seconds=step_seconds,
@@ -400,21 +402,21 @@ class Scheduler:
         )
 
     def steer(self, order: CacheOrder) -> CacheReply:
-        """Do something with cached prefixes, between two steps; running requests go on. See ``Steering``."""
-        return self._kv.steering.carry_out(order)
+        """Do something with cached prefixes, between two steps; running requests go on. See ``CacheAdmin``."""
+        return self._cache_admin.carry_out(order)
 
     @property
     def seconds_to_expiry(self) -> float | None:
-        """See ``Steering``."""
-        return self._kv.steering.seconds_to_expiry
+        """See ``PinTable``."""
+        return self._kv.cache.pins.seconds_to_expiry
 
     def expire_pins(self) -> None:
         """Let go of the pins whose time is over, as each ``schedule`` does."""
-        self._kv.steering.expire()
+        self._kv.cache.pins.expire()
 
     def take_kv_events(self) -> Sequence[KVEvent]:
         """What became of cached blocks since the last call, if anybody listens."""
-        return self._kv.steering.events.take()
+        return self._kv.cache.events.take()
 
     def check_invariants(self) -> None:
         """Raises InvariantError, naming the contradiction. Walks all blocks: milliseconds, so meant for idle times."""

@@ -554,7 +554,7 @@ class Loop:
             assert self.num_plans < bound, "livelock"
         assert not self.worker.states
         assert self.scheduler.num_running == self.scheduler.num_waiting == 0
-        pool, pins = self.scheduler._kv.pool, self.scheduler._kv.steering.pins
+        pool, pins = self.scheduler._kv.pool, self.scheduler._kv.cache.pins
         assert pool.num_free == pool.num_usable - len(pins.held)
 
     def check_results(self) -> None:

@@ -105,7 +105,7 @@ def test_a_partly_filled_block_makes_room_for_one_that_holds_more() -> None:
     loop = make_loop()
     pool = loop.scheduler._kv.pool
     cached(loop, "short", PROMPT[:6])
-    (short,) = [block for block in pool.blocks if block.node is not None and block.block_hash is None]
+    (short,) = [block for block in pool.blocks if block.is_cached and block.key is None]
     assert cached(loop, "long", PROMPT) == 6
     assert not short.is_cached
     assert next(iter(pool._free)) is short

@@ -13,7 +13,6 @@ import pytest
 import zmq
 
 from octavo.config import KVEventsConfig
-from octavo.core.kv_cache.prefix_book import HASH_BYTES
 from octavo.engine.async_llm import AsyncLLM
 from octavo.engine.kv_events import NullPublisher, make_publisher
 from octavo.engine.llm_engine import LLMEngine
@@ -104,9 +103,8 @@ def run(engine: LLMEngine, *requests: EngineCoreRequest) -> None:
 
 def known(engine: LLMEngine) -> set[tuple[int, int]]:
     """What the engine itself would find."""
-    book = engine._client._core._scheduler._kv.steering.book
-    names = [name for row in book.rows() for name in row.blocks]
-    return {(int.from_bytes(name[:HASH_BYTES][-8:]), int.from_bytes(name[HASH_BYTES:])) for name in names}
+    entries = engine._client._core._scheduler._kv.index.names.entries()
+    return {(int.from_bytes(entry.row_hash[-8:]), entry.group) for entry in entries}
 
 
 @pytest.mark.parametrize("index", ["hash", "radix"])

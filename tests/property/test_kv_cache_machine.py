@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
@@ -9,16 +11,19 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from octavo.core.family import SOLO
 from octavo.core.kv_cache.block import Block
 from octavo.core.kv_cache.block_pool import BlockPool
+from octavo.core.kv_cache.cache_admin import CacheAdmin
 from octavo.core.kv_cache.event_log import EventLog
-from octavo.core.kv_cache.hash_index import HashIndex
+from octavo.core.kv_cache.groups import KVManager
 from octavo.core.kv_cache.manager import KVCacheManager, Room
 from octavo.core.kv_cache.pins import PinLimits
-from octavo.core.kv_cache.steering import Steering
+from octavo.core.kv_cache.prefix_index import make_index
+from octavo.core.kv_cache.prefix_tree import PrefixTree, blocks_of
 from octavo.core.request import Request
 from octavo.messages import FULL, BlockRemoved, BlockStored, EvictPrefixes, ListPrefixes, RemovePin, SetPin
 from tests.core.checking_worker import make_request
 
 OWNER = Request(make_request("r", [0]), SOLO, limit=1000, queued_time=0.0)
+OWNER.hashes(1)
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -26,7 +31,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @initialize(num_blocks=st.integers(2, 12))
     def start(self, num_blocks: int) -> None:
-        self.index = HashIndex(1)
+        self.index = make_index("hash", 1, 1, lambda: 0.0)
         self.pool = BlockPool(num_blocks, self.index)
         self.free = list(range(1, num_blocks))
         self.held: list[list[Block]] = []
@@ -46,18 +51,17 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def name(self, data: st.DataObject) -> None:
-        blocks = [block for table in self.held for block in table if block.block_hash is None]
+        blocks = [block for table in self.held for block in table if not block.is_cached]
         if blocks:
             block = data.draw(st.sampled_from(blocks))
             self.num_names += 1
             self.names[block.block_id] = b"%d" % self.num_names
-            self.index.name(self.names[block.block_id], block, OWNER, 0)
+            self.index.names.add(self.names[block.block_id], block, OWNER, 0)
 
     @rule(data=st.data())
     def share(self, data: st.DataObject) -> None:
         names = data.draw(st.lists(st.sampled_from(sorted(self.names.values())), unique=True)) if self.names else []
-        blocks = [block for name in names if (block := self.index.get(name)) is not None]
-        assert len(blocks) == len(names)
+        blocks = [self.index.names.blocks[name] for name in names]
         self.pool.acquire(blocks)
         self.free = [i for i in self.free if i not in {block.block_id for block in blocks}]
         self.held.append(blocks)
@@ -102,12 +106,12 @@ class PoolMachine(RuleBasedStateMachine):
                 references[block.block_id] = references.get(block.block_id, 0) + 1
         self.pool.check_invariants(references)
         assert self.pool.num_free == len(self.free)
-        assert {b.block_id: b.block_hash for b in self.pool.blocks if b.block_hash is not None} == self.names
+        assert {b.block_id: b.key for b in self.pool.blocks if b.is_cached} == self.names
 
 
-def follow(told: set[tuple[int, int]], steering: Steering) -> None:
+def follow(told: set[tuple[int, int]], manager: KVManager) -> None:
     """Apply the latest KV events to ``told``: then it is what can be found, by (hash, group)."""
-    for event in steering.events.take():
+    for event in manager.cache.events.take():
         if isinstance(event, BlockStored):
             assert len(event.token_ids) == event.block_size * len(event.block_hashes)
             told |= {(one, event.group_idx or 0) for one in event.block_hashes}
@@ -117,8 +121,8 @@ def follow(told: set[tuple[int, int]], steering: Steering) -> None:
             told -= gone
         else:
             told.clear()
-    names = [name for row in steering.book.rows() for name in row.blocks]
-    assert told == {(int.from_bytes(name[24:32]), int.from_bytes(name[32:])) for name in names}
+    keys = manager.index.names.blocks
+    assert told == {(int.from_bytes(key[24:32]), int.from_bytes(key[32:])) for key in keys}
 
 
 class ManagerMachine(RuleBasedStateMachine):
@@ -142,6 +146,7 @@ class ManagerMachine(RuleBasedStateMachine):
             pin_limits=limits,
             events=EventLog((FULL,)),
         )
+        self.admin = CacheAdmin(self.manager, time.monotonic)
         self.told: set[tuple[int, int]] = set()  # the blocks that KV events speak of
         self.caching = caching
         self.contents: dict[int, list[tuple[object, ...]]] = {}  # by block, then by offset
@@ -246,7 +251,7 @@ class ManagerMachine(RuleBasedStateMachine):
         one = data.draw(st.sampled_from(self.running))
         chosen = [r for r in self.running if r is not one and data.draw(st.booleans())]
         kept = [self.manager.block_ids(r) for r in self.running if r is not one and r not in chosen]
-        kept.append([block.block_id for block in self.manager.steering.pins.held])
+        kept.append([block.block_id for block in self.manager.cache.pins.held])
         blocks = {b for r in chosen for b in self.manager.block_ids(r)}
         own = self.manager.block_ids(one)
         freed = blocks.difference(own, *kept)
@@ -265,20 +270,20 @@ class ManagerMachine(RuleBasedStateMachine):
         ttl=st.sampled_from([0.0, 1000.0]),
     )
     def pin(self, prompt: list[int], salt: str | None, ttl: float) -> None:
-        self.manager.steering.carry_out(SetPin(ttl, prompt_token_ids=prompt, cache_salt=salt))
+        self.admin.carry_out(SetPin(ttl, prompt_token_ids=prompt, cache_salt=salt))
 
     @rule(index=st.integers(0, 5))
     def unpin(self, index: int) -> None:
-        for pin in self.manager.steering.pins.pins[index : index + 1]:
-            self.manager.steering.carry_out(RemovePin(pin.pin_id))
+        for pin in self.manager.cache.pins.pins[index : index + 1]:
+            self.admin.carry_out(RemovePin(pin.pin_id))
 
     @rule(data=st.data())
     def evict(self, data: st.DataObject) -> None:
-        found = self.manager.steering.carry_out(ListPrefixes(100)).prefixes  # lets go of pins whose time is over
-        pinned = self.manager.steering.pins.held
+        found = self.admin.carry_out(ListPrefixes(100)).prefixes  # lets go of pins whose time is over
+        pinned = self.manager.cache.pins.held
         one = data.draw(st.sampled_from([None, *(prefix.prefix for prefix in found)]))
-        assert self.manager.steering.carry_out(EvictPrefixes(one)).found
-        assert self.manager.steering.pins.held == pinned
+        assert self.admin.carry_out(EvictPrefixes(one)).found
+        assert self.manager.cache.pins.held == pinned
 
     @rule()
     def reset(self) -> None:
@@ -289,14 +294,14 @@ class ManagerMachine(RuleBasedStateMachine):
         if not hasattr(self, "manager"):
             return
         self.manager.check_invariants(self.running)
-        book, pins = self.manager.steering.book, self.manager.steering.pins
+        tree, pins = PrefixTree(self.manager.index.names.entries()), self.manager.cache.pins
         assert len(pins.held) <= pins.num_blocks <= pins.limits.blocks
-        for row in book.rows():
-            path = book.path(row.row_hash)
+        for row in tree.rows.values():
+            path = tree.path(row.row_hash)
             tokens = [token_id for one in path for token_id in one.token_ids]
-            for block in row.blocks.values() if path else []:
-                assert self.contents[block.block_id][-1] == (row.salt, *tokens), "the book knows it wrongly"
-        follow(self.told, self.manager.steering)
+            for block in blocks_of([row]) if path else []:
+                assert self.contents[block.block_id][-1] == (row.salt, *tokens), "its entry knows it wrongly"
+        follow(self.told, self.manager)
         self.check_order_of_eviction()
         for request in self.running:
             size, table = self.manager.block_size, self.manager.block_ids(request)
@@ -308,10 +313,11 @@ class ManagerMachine(RuleBasedStateMachine):
         """What continues a prefix is taken before the prefix."""
         free = [block.block_id for block in self.manager.pool._free]
         for block in self.manager.pool.blocks:
-            if block.node is None or block.ref_count > 0:
+            node = block.entry.node if block.entry is not None else None
+            if node is None or block.ref_count > 0:
                 continue
-            place = block.node.blocks.index(block)
-            before = block.node.blocks[place - 1 :][:1] if place else block.node.parent.blocks[-1:]  # type: ignore[union-attr]
+            place = node.blocks.index(block)
+            before = node.blocks[place - 1 :][:1] if place else node.parent.blocks[-1:]  # type: ignore[union-attr]
             for earlier in before:
                 assert earlier.ref_count > 0 or free.index(block.block_id) < free.index(earlier.block_id)
 

@@ -4,6 +4,7 @@ sees, whatever is forked, freed, pinned, evicted, loaded, swapped out or lost on
 
 from __future__ import annotations
 
+import time
 from typing import NamedTuple
 
 from hypothesis import settings
@@ -11,9 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from octavo.core.family import SOLO
+from octavo.core.kv_cache.cache_admin import CacheAdmin
 from octavo.core.kv_cache.event_log import EventLog
 from octavo.core.kv_cache.groups import GroupedKVCacheManager, make_manager
 from octavo.core.kv_cache.manager import Prefix, Room
+from octavo.core.kv_cache.names import block_key
 from octavo.core.kv_cache.pins import PinLimits
 from octavo.core.request import Request
 from octavo.messages import (
@@ -212,11 +215,11 @@ class KVMachine(RuleBasedStateMachine):
         if self.manager.enable_prefix_caching:
             for rows in range(1, len(hashes) + 1):
                 seen = [
-                    hashes[row] + group.to_bytes(4)
+                    block_key(hashes[row], group)
                     for group in range(len(self.windows))
                     for row in range(self.first_seen(group, rows * self.size) // self.size, rows)
                 ]
-                if all(self.manager.index.get(name) is not None or can_load(name) for name in seen):
+                if all(name in self.manager.index.names.blocks or can_load(name) for name in seen):
                     longest = rows * self.size
         assert prefix.num_tokens == longest
         local = prefix.blocks[: prefix.num_local // self.size * len(self.windows)]
@@ -304,7 +307,7 @@ class KVMachine(RuleBasedStateMachine):
         one = data.draw(st.sampled_from(self.running))
         chosen = [r for r in self.running if r is not one and data.draw(st.booleans())]
         kept = {b for r in self.running if r is not one and r not in chosen for b in self.manager.block_ids(r)}
-        kept |= {block.block_id for block in self.manager.steering.pins.held}
+        kept |= {block.block_id for block in self.manager.cache.pins.held}
         given = {b for r in chosen for b in self.manager.block_ids(r)} - {0}
         own = self.manager.block_ids(one)
         others = kept.union(*(self.manager.block_ids(r) for r in chosen))
@@ -330,12 +333,12 @@ class KVMachine(RuleBasedStateMachine):
         tokens, salt = prompt
         orders: dict[str, CacheOrder] = {
             "pin": SetPin(1000.0, prompt_token_ids=tokens, cache_salt=salt),
-            "unpin": RemovePin(next((pin.pin_id for pin in self.manager.steering.pins.pins), "none")),
+            "unpin": RemovePin(next((pin.pin_id for pin in self.manager.cache.pins.pins), "none")),
             "restore": RestorePrefix(tokens, cache_salt=salt),
             "save": SavePrefixes(),
             "evict": EvictPrefixes(),
         }
-        self.manager.steering.carry_out(orders[kind])
+        CacheAdmin(self.manager, time.monotonic).carry_out(orders[kind])
 
     @rule(kind=st.sampled_from([*["loads fail"] * 6, "a step raises", "a step raises late", "reset"]))
     def trouble(self, kind: str) -> None:
@@ -359,7 +362,7 @@ class KVMachine(RuleBasedStateMachine):
         if not hasattr(self, "manager"):
             return
         self.manager.check_invariants(self.running)
-        follow(self.told, self.manager.steering)
+        follow(self.told, self.manager)
         for request in self.running:
             assert self.finds_all(request)
             held = sum(block_id != 0 for block_id in self.manager.block_ids(request))

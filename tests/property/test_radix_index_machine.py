@@ -10,7 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from octavo.core.family import SOLO
 from octavo.core.kv_cache.block import Block
-from octavo.core.kv_cache.radix_index import Node, RadixIndex
+from octavo.core.kv_cache.prefix_index import make_index
+from octavo.core.kv_cache.radix_index import RadixIndex, RadixNode
 from octavo.core.request import Request
 from tests.core.checking_worker import make_request
 
@@ -25,7 +26,8 @@ class RadixMachine(RuleBasedStateMachine):
     @initialize(block_size=st.sampled_from([1, 2, 4]))
     def start(self, block_size: int) -> None:
         self.size = block_size
-        self.index = RadixIndex(block_size)
+        self.index = make_index("radix", block_size, 1, lambda: 0.0)
+        assert isinstance(self.index, RadixIndex)
         self.blocks: dict[Prefix, Block] = {}
         self.count = 0
 
@@ -82,7 +84,7 @@ class RadixMachine(RuleBasedStateMachine):
             found.append(block)
         assert list(blocks) == found
         fresh = self.request(salt, tokens).hashes(self.size)
-        assert request.block_hashes == fresh[: len(found)] == [block.block_hash for block in found]
+        assert request.block_hashes == fresh[: len(found)] == [block.key for block in found]
         begin = len(found) * self.size
         rest = tokens[begin:num_tokens]
         shared = {
@@ -109,17 +111,17 @@ class RadixMachine(RuleBasedStateMachine):
             assert root.keys, "a namespace without blocks"
             self.check(root)
 
-    def check(self, node: Node) -> None:
+    def check(self, node: RadixNode) -> None:
         width = 4 * self.size
         assert node.keys == sorted(node.keys) == [child.label[:width] for child in node.children]
         assert not any(later.startswith(key) for key, later in zip(node.keys, node.keys[1:]))
         for child in node.children:
             assert child.parent is node
             assert len(child.blocks) == -(-len(child.label) // width) > 0
-            assert all(block.node is child for block in child.blocks)
+            assert all(block.entry is not None and block.entry.node is child for block in child.blocks)
             partly = len(child.label) % width != 0
             assert not partly or (len(child.blocks) == 1 and not child.children)
-            assert [block.block_hash is None for block in child.blocks] == [partly] * len(child.blocks)
+            assert [block.key is None for block in child.blocks] == [partly] * len(child.blocks)
             self.check(child)
 
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from octavo.config import QueueConfig, SamplingConfig, TenantTable
+from octavo.core.kv_cache.cache_admin import CacheAdmin
 from octavo.core.kv_cache.manager import KVCacheManager
 from octavo.core.kv_cache.pins import PinLimits
 from octavo.engine.deadlines import Deadlines
@@ -82,7 +83,8 @@ class FakeEngine:
         self.timeouts: list[float | None] = []
         self.table = Tenants(TenantTable())
         # no time passes in it: else a pin for a moment would be gone before it is taken back
-        self._kv = KVCacheManager(9, 16, pin_limits=PinLimits(4, 2), clock=lambda: 0.0)
+        kv = KVCacheManager(9, 16, pin_limits=PinLimits(4, 2), clock=lambda: 0.0)
+        self._admin = CacheAdmin(kv, lambda: 0.0)
         self._abort_ids: set[str | None] = set()
         self.running = 0
         self.aborted = 0
@@ -171,7 +173,7 @@ class FakeEngine:
 
     async def steer(self, order: CacheOrder) -> CacheReply:
         """The cache of a pool that no request has used."""
-        reply = self._kv.steering.carry_out(order)
+        reply = self._admin.carry_out(order)
         if reply.fault is not None:
             raise reply.fault.exception(reply.fault.message)
         return reply

@@ -6,33 +6,37 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from octavo.core.kv_cache.radix_index import Node
+    from octavo.core.kv_cache.names import CacheEntry
 
 
 class Block:
     """``ref_count`` block tables contain it; with 0 it is in the free list, linked by ``prev`` and ``next``.
 
-    ``block_hash`` is set while a prefix index leads here and the block is full; ``node`` while a RadixIndex does.
+    ``entry`` is set, by the prefix index alone, while that leads here.
     """
 
-    __slots__ = ("block_hash", "block_id", "next", "node", "prev", "ref_count")
+    __slots__ = ("block_id", "entry", "next", "prev", "ref_count")
 
     def __init__(self, block_id: int) -> None:
         self.block_id = block_id
         self.ref_count = 0
-        self.block_hash: bytes | None = None
-        self.node: Node | None = None
+        self.entry: CacheEntry | None = None
         self.prev: Block | None = None
         self.next: Block | None = None
 
     @property
     def is_cached(self) -> bool:
         """A prefix index leads here."""
-        return self.block_hash is not None or self.node is not None
+        return self.entry is not None
+
+    @property
+    def key(self) -> bytes | None:
+        """The key that leads here, if the block is cached and full."""
+        return self.entry.key or None if self.entry is not None else None
 
     def __repr__(self) -> str:
-        digest = self.block_hash.hex()[:8] if self.block_hash else None
-        return f"Block({self.block_id}, refs={self.ref_count}, hash={digest})"
+        key = self.key.hex()[:8] if self.key else None
+        return f"Block({self.block_id}, refs={self.ref_count}, key={key})"
 
 
 class FreeList:

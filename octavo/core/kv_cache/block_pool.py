@@ -1,12 +1,12 @@
 """BlockPool: every KV block, its reference count and the free list. Knows nothing of requests or tokens.
 
 A block is in exactly one state: null (block 0, never handed out), referenced (ref_count > 0), or free; a free block
-with a name in the prefix index is "cached": it can be taken back until somebody needs its memory.
+in the prefix index is "cached": it can be taken back until its memory is needed.
 
-    free list   head [nameless ...][cached, least recently used ... most recently used] tail
-                 ^ allocate() takes here                              free() puts here ^
+    free list   head [not cached ...][cached, least recently used ... most recently used] tail
+                 ^ allocate() takes here                                free() puts here ^
 
-Whoever frees a table frees its tail first, so what continues a prefix is always taken before the prefix.
+The manager frees a table's tail first, so what continues a prefix is always taken before the prefix.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class BlockPool:
     __slots__ = ("_free", "_on_evict", "blocks", "index")
 
     def __init__(
-        self, num_blocks: int, index: PrefixIndex, on_evict: Callable[[bytes, int], None] = lambda name, block_id: None
+        self, num_blocks: int, index: PrefixIndex, on_evict: Callable[[bytes, int], None] = lambda key, block_id: None
     ) -> None:
-        """``on_evict`` hears the name and the id of each block whose contents are given up."""
+        """``on_evict`` hears the key and the id of each block whose contents are given up."""
         self.blocks = [Block(i) for i in range(num_blocks)]
         self.index = index
         self._on_evict = on_evict
@@ -50,14 +50,15 @@ class BlockPool:
         return (self.num_usable - self.num_free) / self.num_usable
 
     def allocate(self, count: int) -> list[Block]:
-        """``count`` blocks with one reference each; their old names are forgotten. ``count`` must be <= num_free."""
+        """``count`` blocks with one reference each; the index forgets them. ``count`` must be <= num_free."""
         if count > len(self._free):
             raise InvariantError(f"{count} blocks asked of a pool with {len(self._free)} free ones")
         taken = [self._free.pop_head() for _ in range(count)]
         for block in taken:
-            if block.block_hash is not None:
-                self._on_evict(block.block_hash, block.block_id)
-            if block.is_cached:
+            entry = block.entry
+            if entry is not None:
+                if entry.key:
+                    self._on_evict(entry.key, block.block_id)
                 self.index.remove(block)
             block.ref_count = 1
         return taken
@@ -77,7 +78,7 @@ class BlockPool:
                 continue
             if block.ref_count < 0:
                 raise InvariantError(f"block {block.block_id} is freed more often than it was taken")
-            if block.is_cached:
+            if block.entry is not None:
                 self._free.push_tail(block)
             else:
                 self._free.push_head(block)
@@ -101,7 +102,7 @@ class BlockPool:
         if len(free) != len(set(free)) or len(free) != len(self._free):
             raise InvariantError(f"the free list of {len(self._free)} blocks is broken: {free}")
         free_ids = set(free)
-        num_cached = 0
+        num_cached = num_keys = 0
         for block in self.blocks:
             expected = references.get(block.block_id, 0)
             if block.ref_count != expected:
@@ -110,9 +111,11 @@ class BlockPool:
                 raise InvariantError(f"{block} is in the free list and in use, or in neither")
             if block.is_cached:
                 num_cached += 1
-                if block not in self.index:
+                num_keys += block.key is not None
+                if block not in self.index or (block.key and self.index.names.blocks.get(block.key) is not block):
                     raise InvariantError(f"{block} is not where the prefix index has it")
         if 0 in references or self.blocks[0].is_cached:
             raise InvariantError("the null block is in use")
-        if num_cached != len(self.index):
-            raise InvariantError(f"{len(self.index)} blocks in the prefix index, {num_cached} that think they are")
+        found = len(self.index), len(self.index.names.blocks)
+        if found != (num_cached, num_keys):
+            raise InvariantError(f"{found} blocks, keys in the prefix index, {num_cached, num_keys} that say so")

@@ -1,10 +1,10 @@
-"""EventLog: what became of the named blocks since somebody asked, as messages for cache-aware routers."""
+"""EventLog: what became of the cached blocks since the last step, as messages for cache-aware routers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from octavo.core.kv_cache.prefix_book import HASH_BYTES, Row
+from octavo.core.kv_cache.names import CacheEntry
 from octavo.messages import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent, KVSpec
 from octavo.messages.kv_events import MEDIUM
 
@@ -12,19 +12,10 @@ SPEC_KINDS = {"full": "full_attention", "sliding": "sliding_window"}  # vLLM's w
 
 
 class NullEventLog:
-    """Nobody listens."""
-
-    def stored(self, name: bytes, row: Row) -> None:
-        """Nothing."""
-
-    def removed(self, name: bytes) -> None:
-        """Nothing."""
-
-    def cleared(self) -> None:
-        """Nothing."""
+    """Logs nothing, and so observes nothing."""
 
     def take(self) -> Sequence[KVEvent]:
-        """Nothing ever happens."""
+        """No events."""
         return ()
 
 
@@ -32,21 +23,24 @@ NO_EVENTS = NullEventLog()
 
 
 class EventLog:
-    """``groups``: what those of a name keep. Neighbours that fit together are one event."""
+    """An observer of the names. ``groups``: what each KV group keeps.
+
+    Changes that follow each other and fit together are one event.
+    """
 
     def __init__(self, groups: Sequence[KVSpec]) -> None:
         self._groups = groups
         self._events: list[KVEvent] = []
 
-    def stored(self, name: bytes, row: Row) -> None:
-        """A block with ``name`` can be found, of ``row``."""
-        group, number = _group(name), _number(row.row_hash)
-        parent = None if row.parent is None else _number(row.parent)
-        extras = [row.salt] if row.parent is None and row.salt is not None else None
+    def named(self, entry: CacheEntry) -> None:
+        """See ``Observer``."""
+        group, number = entry.group, _number(entry.row_hash)
+        parent = None if entry.parent is None else _number(entry.parent)
+        extras = [entry.salt] if entry.parent is None and entry.salt is not None else None
         last = self._events[-1] if self._events else None
         if isinstance(last, BlockStored) and last.group_idx == group and last.block_hashes[-1] == parent:
             last.block_hashes.append(number)
-            last.token_ids += row.token_ids
+            last.token_ids += entry.token_ids
             if last.extra_keys is not None:
                 last.extra_keys.append(extras)
             return
@@ -55,8 +49,8 @@ class EventLog:
             BlockStored(
                 block_hashes=[number],
                 parent_block_hash=parent,
-                token_ids=list(row.token_ids),
-                block_size=len(row.token_ids),
+                token_ids=list(entry.token_ids),
+                block_size=len(entry.token_ids),
                 lora_id=None,
                 medium=MEDIUM,
                 lora_name=None,
@@ -67,9 +61,9 @@ class EventLog:
             )
         )
 
-    def removed(self, name: bytes) -> None:
-        """No block can be found under ``name`` any more."""
-        group, number = _group(name), _number(name[:HASH_BYTES])
+    def unnamed(self, entry: CacheEntry) -> None:
+        """See ``Observer``."""
+        group, number = entry.group, _number(entry.row_hash)
         last = self._events[-1] if self._events else None
         if isinstance(last, BlockRemoved) and last.group_idx == group:
             last.block_hashes.append(number)
@@ -77,17 +71,13 @@ class EventLog:
             self._events.append(BlockRemoved([number], MEDIUM, group))
 
     def cleared(self) -> None:
-        """Nothing can be found any more: what happened before is of no importance."""
+        """See ``Observer``. What happened before does not matter any more."""
         self._events = [AllBlocksCleared()]
 
     def take(self) -> Sequence[KVEvent]:
-        """The events since the last call."""
+        """The events since the last call, which are forgotten."""
         events, self._events = self._events, []
         return events
-
-
-def _group(name: bytes) -> int:
-    return int.from_bytes(name[HASH_BYTES:])
 
 
 def _number(row_hash: bytes) -> int:

@@ -25,13 +25,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from octavo.core.kv_cache.block import Block
-from octavo.core.kv_cache.block_pool import BlockPool
 from octavo.core.kv_cache.event_log import NO_EVENTS, EventLog, NullEventLog
-from octavo.core.kv_cache.hash_index import HashIndex
 from octavo.core.kv_cache.manager import NO_ROOM_NEEDED, KVCacheManager, Prefix, Room
+from octavo.core.kv_cache.names import block_key
 from octavo.core.kv_cache.pins import NO_PINS, PinLimits
-from octavo.core.kv_cache.prefix_book import HASH_BYTES
-from octavo.core.kv_cache.steering import Steering
+from octavo.core.kv_cache.prefix_cache import make_prefix_cache
+from octavo.core.kv_cache.prefix_index import make_index
 from octavo.core.kv_cache.swaps import Swap, block_keys
 from octavo.core.kv_cache.tier_link import TierLink
 from octavo.core.request import Request, RequestStatus
@@ -58,7 +57,7 @@ class GroupedKVCacheManager:
     """As ``KVCacheManager``; ``specs`` (its groups) and ``ahead`` are those of the ``KVCacheSpec``."""
 
     __slots__ = (
-        *("_most", "_null", "_tables", "_windows", "block_size", "enable_prefix_caching", "index", "pool", "steering"),
+        *("_most", "_null", "_tables", "_windows", "block_size", "cache", "enable_prefix_caching", "index", "pool"),
         "tiers",
     )
 
@@ -77,24 +76,17 @@ class GroupedKVCacheManager:
     ) -> None:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
-        self.index = HashIndex(
-            block_size,
-            lambda name, block, request, row: self.steering.named(name, block, request, row),
-            lambda block: self.steering.unnamed(block),
-        )
         self.tiers = TierLink(tiers or TierChain(), block_size)
-        self.pool = BlockPool(num_blocks, self.index, self.tiers.evicted)
-        self.steering = Steering(
-            self.pool,
-            self.tiers,
-            self._names,
-            self._adopt,
-            self.reset_prefix_cache,
-            block_size=block_size,
-            limits=pin_limits,
-            clock=clock,
+        self.cache = make_prefix_cache(
+            make_index("hash", block_size, len(specs), clock),
+            num_blocks,
+            block_size,
+            on_evict=self.tiers.evicted,
+            pin_limits=pin_limits,
             events=events,
+            clock=clock,
         )
+        self.index, self.pool = self.cache.index, self.cache.pool
         self._null = self.pool.blocks[0]
         self._windows = tuple(spec.window for spec in specs)
         self._most = [spec.most_rows(block_size, ahead) for spec in specs]
@@ -132,8 +124,8 @@ class GroupedKVCacheManager:
 
     def _places(self, key: bytes, can_load: Callable[[bytes], bool], *, in_pool: bool = True) -> list[Place]:
         """Where each group's block with contents ``key`` is."""
-        names = [_name(key, group) for group in range(self.num_groups)]
-        blocks = [self.index.get(name) if in_pool else None for name in names]
+        names, cached = [block_key(key, group) for group in range(self.num_groups)], self.index.names.blocks
+        blocks = [cached.get(name) if in_pool else None for name in names]
         return [block or (name if can_load(name) else None) for block, name in zip(blocks, names)]
 
     def _is_whole(self, rows: Sequence[Sequence[Place]], num_tokens: int) -> bool:
@@ -176,9 +168,10 @@ class GroupedKVCacheManager:
         if whole > self.pool.num_free - revived - reserved:
             return None
         self.pool.acquire(shared)
-        self.tiers.chain.used(block.block_hash for block in shared if block.block_hash is not None)
-        if prefix.num_local:
-            self.steering.book.used(request.block_hashes[prefix.num_local // self.block_size - 1])
+        self.tiers.chain.used(block.key for block in shared if block.key is not None)
+        end = prefix.num_local // self.block_size * self.num_groups
+        for block in blocks[max(0, end - self.num_groups) : end]:
+            self.index.names.used(block)
         self.tiers.chain.pin(keys)  # what is evicted now goes to a tier, and must not push them out
         first = self._first_rows(cached)
         holes = [
@@ -237,7 +230,7 @@ class GroupedKVCacheManager:
         seen = [(row, group) for row in range(len(keys)) for group in range(self.num_groups) if row >= first[group]]
         held = [blocks[row * self.num_groups + group] for row, group in seen]
         if self._null not in held:  # a load that has not come back was for a later token, which sees less
-            names = [_name(keys[row], group) for row, group in seen]
+            names = [block_key(keys[row], group) for row, group in seen]
             self.tiers.swap_out(request, Swap(names, num_tokens), _ids(held), copies, whole=True)
 
     def spoil(self, spoiled: Mapping[int, str]) -> set[str]:
@@ -318,13 +311,11 @@ class GroupedKVCacheManager:
         self._offer(request, table)
         if full <= table.num_named or table.private or not self.enable_prefix_caching:
             return
-        hashes = request.hashes(self.block_size)
-        for row in range(table.num_named, full):
-            for group in range(self.num_groups):
-                block = table.blocks[row * self.num_groups + group]
-                if block is not self._null and block.block_hash is None:
-                    self.index.name(_name(hashes[row], group), block, request, row)
-                    self.tiers.fills(block, request)
+        new = table.blocks[table.num_named * self.num_groups : full * self.num_groups]
+        fresh = [block for block in new if not block.is_cached and block is not self._null]
+        self.index.insert(request, table.blocks, full * self.block_size, first=table.num_named)
+        for block in fresh:
+            self.tiers.fills(block, request)
         table.num_named = full
 
     def _offer(self, request: Request, table: _Table) -> None:
@@ -334,7 +325,7 @@ class GroupedKVCacheManager:
             for group in range(self.num_groups):
                 block = table.blocks[row * self.num_groups + group]
                 if block is not self._null:
-                    self.tiers.chain.filled(_name(request.block_hashes[row], group), block.block_id)
+                    self.tiers.chain.filled(block_key(request.block_hashes[row], group), block.block_id)
         table.num_offered = max(table.num_offered, end)
 
     def sharers(self, request: Request, first_token: int) -> set[str]:
@@ -352,7 +343,7 @@ class GroupedKVCacheManager:
         table = self._tables.pop(request.request_id)
         if spoiled:
             groups = range(self.num_groups)
-            self.tiers.chain.forget([_name(key, group) for key in request.block_hashes for group in groups])
+            self.tiers.chain.forget([block_key(key, group) for key in request.block_hashes for group in groups])
         else:
             self._offer(request, table)
         num_sound = 0 if spoiled else request.num_confirmed_tokens // self.block_size
@@ -366,7 +357,6 @@ class GroupedKVCacheManager:
 
     def reset_prefix_cache(self) -> None:
         """Forget all shared prefixes; running requests keep their blocks but offer them to nobody any more."""
-        self.steering.clear()
         self.index.clear()
         self.tiers.clear()
         for table in self._tables.values():
@@ -377,9 +367,8 @@ class GroupedKVCacheManager:
         if self._tables.keys() != {request.request_id for request in holders}:
             raise InvariantError(f"block tables of {sorted(self._tables)}, not of {[r.request_id for r in holders]}")
         references = self._held(holders)
-        references.update(block.block_id for block in self.steering.pins.held)
+        references.update(block.block_id for block in self.cache.pins.held)
         self.pool.check_invariants(references)
-        self.steering.check_invariants()
         for request in holders:
             table, computed = self._tables[request.request_id], request.num_computed_tokens
             if len(table.blocks) != self._num_entries(wanted := request.num_covered_tokens):
@@ -394,16 +383,19 @@ class GroupedKVCacheManager:
     def _held(self, holders: Sequence[Request]) -> Counter[int]:
         return Counter(block.block_id for one in holders for block in self._real(self._tables[one.request_id].blocks))
 
-    def _names(self, hashes: Sequence[bytes]) -> list[bytes]:
-        """Of all blocks of these rows that the token after them sees."""
+    def keys(self, hashes: Sequence[bytes]) -> Sequence[bytes]:
+        """See ``KVCacheManager.keys``."""
         first = self._first_rows(len(hashes) * self.block_size)
-        return [_name(h, group) for row, h in enumerate(hashes) for group, start in enumerate(first) if row >= start]
+        rows = enumerate(hashes)
+        return [
+            block_key(row_hash, group) for row, row_hash in rows for group, start in enumerate(first) if row >= start
+        ]
 
-    def _adopt(self, request: Request, blocks: Mapping[bytes, Block]) -> None:
-        """See ``steering.Adopt``."""
-        rows = {name: row for row, name in enumerate(request.block_hashes)}
-        for name, block in blocks.items():
-            self.index.name(name, block, request, rows[name[:HASH_BYTES]])
+    def adopt(self, request: Request, blocks: Mapping[bytes, Block]) -> None:
+        """See ``KVCacheManager.adopt``."""
+        hashes, groups = request.hashes(self.block_size), range(self.num_groups)
+        table = [blocks.get(block_key(row_hash, group), self._null) for row_hash in hashes for group in groups]
+        self.index.insert(request, table, len(hashes) * self.block_size)
 
     def _real(self, blocks: Iterable[Block]) -> list[Block]:
         return [block for block in blocks if block is not self._null]
@@ -438,10 +430,6 @@ def make_manager(
     if [spec.kind for spec in specs] == ["full"]:
         return KVCacheManager(num_blocks, block_size, tiers, prefix_index=prefix_index, **options)
     return GroupedKVCacheManager(num_blocks, block_size, specs, tiers, ahead=ahead, **options)
-
-
-def _name(block_hash: bytes, group: int) -> bytes:
-    return block_hash + group.to_bytes(4)
 
 
 def _ids(blocks: Iterable[Block]) -> list[int]:

@@ -5,57 +5,51 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from octavo.core.kv_cache.block import Block
-from octavo.core.kv_cache.prefix_index import Match, OnNamed, OnRemoved, nobody
+from octavo.core.kv_cache.names import Names, block_key
+from octavo.core.kv_cache.prefix_index import Match
 from octavo.core.request import Request
 
 
 class HashIndex:
-    """A PrefixIndex: a dictionary. Of blocks with equal contents the first one is found, the others stay nameless."""
+    """A PrefixIndex: the names alone. Of blocks with equal contents only the first one is cached."""
 
-    __slots__ = ("_block_size", "_blocks", "_on_named", "_on_removed")
+    __slots__ = ("_block_size", "_num_groups", "names")
 
-    def __init__(self, block_size: int, on_named: OnNamed = nobody, on_removed: OnRemoved = nobody) -> None:
-        self._block_size, self._on_named, self._on_removed = block_size, on_named, on_removed
-        self._blocks: dict[bytes, Block] = {}
+    def __init__(self, names: Names, block_size: int, num_groups: int = 1) -> None:
+        self.names, self._block_size, self._num_groups = names, block_size, num_groups
 
     def __len__(self) -> int:
-        return len(self._blocks)
+        return len(self.names.blocks)
 
     def __contains__(self, block: Block) -> bool:
-        return block.block_hash is not None and self._blocks.get(block.block_hash) is block
+        return block.entry is not None and self.names.blocks.get(block.entry.key) is block
 
     def match(self, request: Request, num_tokens: int) -> Match:
+        """See ``PrefixIndex.match``. The request remembers all its hashes."""
         found: list[Block] = []
-        num_full = num_tokens // self._block_size
-        for block_hash in request.hashes(self._block_size)[:num_full] if num_full else ():
-            block = self._blocks.get(block_hash)
+        num_full, blocks = num_tokens // self._block_size, self.names.blocks
+        for row_hash in request.hashes(self._block_size)[:num_full] if num_full else ():
+            block = blocks.get(row_hash)
             if block is None:
                 break
             found.append(block)
         return Match(found)
 
     def insert(self, request: Request, blocks: Sequence[Block], num_tokens: int, *, first: int = 0) -> None:
-        hashes = request.hashes(self._block_size)
+        """See ``PrefixIndex.insert``."""
+        hashes, known, num_groups = request.hashes(self._block_size), self.names.blocks, self._num_groups
         for row in range(first, num_tokens // self._block_size):
-            self.name(hashes[row], blocks[row], request, row)
-
-    def get(self, name: bytes) -> Block | None:
-        """The block with this name, if there is one."""
-        return self._blocks.get(name)
-
-    def name(self, name: bytes, block: Block, request: Request, row: int) -> None:
-        """Name ``block``, a row of ``request``, unless it has a name or another block has this one."""
-        if block.block_hash is None and self._blocks.setdefault(name, block) is block:
-            block.block_hash = name
-            self._on_named(name, block, request, row)
+            for group in range(num_groups):
+                block = blocks[row * num_groups + group]
+                key = block_key(hashes[row], group)
+                if block.entry is None and block.block_id and key not in known:
+                    self.names.add(key, block, request, row)
 
     def remove(self, block: Block) -> None:
-        if block.block_hash is not None:
-            del self._blocks[block.block_hash]
-            block.block_hash = None
-            self._on_removed(block)
+        """See ``PrefixIndex.remove``: this block alone."""
+        if block.entry is not None:
+            self.names.drop(block.entry)
 
     def clear(self) -> None:
-        for block in self._blocks.values():
-            block.block_hash = None
-        self._blocks.clear()
+        """See ``PrefixIndex.clear``."""
+        self.names.clear()

@@ -28,11 +28,10 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from octavo.core.kv_cache.block import Block
-from octavo.core.kv_cache.block_pool import BlockPool
 from octavo.core.kv_cache.event_log import NO_EVENTS, EventLog, NullEventLog
 from octavo.core.kv_cache.pins import NO_PINS, PinLimits
+from octavo.core.kv_cache.prefix_cache import make_prefix_cache
 from octavo.core.kv_cache.prefix_index import make_index
-from octavo.core.kv_cache.steering import Steering
 from octavo.core.kv_cache.swaps import Swap, block_keys
 from octavo.core.kv_cache.tier_link import TierLink
 from octavo.core.request import Request, RequestStatus
@@ -91,7 +90,7 @@ class KVCacheManager:
     ``tiers`` keep what the pool gives up, and supply it again.
     """
 
-    __slots__ = ("_sources", "_tables", "block_size", "enable_prefix_caching", "index", "pool", "steering", "tiers")
+    __slots__ = ("_sources", "_tables", "block_size", "cache", "enable_prefix_caching", "index", "pool", "tiers")
 
     def __init__(
         self,
@@ -108,25 +107,17 @@ class KVCacheManager:
         """``prefix_index``: one of ``INDEXES``."""
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
-        self.index = make_index(
-            prefix_index,
-            block_size,
-            lambda name, block, request, row: self.steering.named(name, block, request, row),
-            lambda block: self.steering.unnamed(block),
-        )
         self.tiers = TierLink(tiers or TierChain(), block_size)
-        self.pool = BlockPool(num_blocks, self.index, self.tiers.evicted)
-        self.steering = Steering(
-            self.pool,
-            self.tiers,
-            lambda hashes: hashes,
-            self._adopt,
-            self.reset_prefix_cache,
-            block_size=block_size,
-            limits=pin_limits,
-            clock=clock,
+        self.cache = make_prefix_cache(
+            make_index(prefix_index, block_size, 1, clock),
+            num_blocks,
+            block_size,
+            on_evict=self.tiers.evicted,
+            pin_limits=pin_limits,
             events=events,
+            clock=clock,
         )
+        self.index, self.pool = self.cache.index, self.cache.pool
         self._tables: dict[str, _Table] = {}
         self._sources: dict[str, Block] = {}  # by request: what its first step copies, kept until the plan is made
 
@@ -170,7 +161,7 @@ class KVCacheManager:
         self.pool.acquire(blocks)
         self.tiers.chain.used(request.block_hashes[: len(blocks)])
         if blocks:
-            self.steering.book.used(request.block_hashes[len(blocks) - 1])
+            self.index.names.used(blocks[-1])
         taken = [] if source is None else self._take(request, source, spare)
         self.tiers.chain.pin(keys)  # what is evicted now goes to a tier, and must not push them out
         new = self._num_blocks(cached + num_tokens) - len(blocks) - len(taken)
@@ -315,8 +306,12 @@ class KVCacheManager:
         table.has_twins |= not all(block.is_cached for block in table.blocks[table.num_named : full])
         table.num_named = full
 
-    def _adopt(self, request: Request, blocks: Mapping[bytes, Block]) -> None:
-        """See ``steering.Adopt``."""
+    def keys(self, hashes: Sequence[bytes]) -> Sequence[bytes]:
+        """Keys of the blocks that the token after these rows, a sequence from its beginning, needs."""
+        return hashes
+
+    def adopt(self, request: Request, blocks: Mapping[bytes, Block]) -> None:
+        """Cache ``blocks``, by key, that hold leading rows of ``request``, which has no table."""
         rows = [blocks[name] for name in takewhile(blocks.__contains__, request.block_hashes)]
         self.index.insert(request, rows, len(rows) * self.block_size)
 
@@ -364,7 +359,6 @@ class KVCacheManager:
 
     def reset_prefix_cache(self) -> None:
         """Forget all shared prefixes; running requests keep their blocks but offer them to nobody any more."""
-        self.steering.clear()
         self.index.clear()
         self.tiers.clear()
         for table in self._tables.values():
@@ -375,9 +369,8 @@ class KVCacheManager:
         if self._tables.keys() != {request.request_id for request in holders}:
             raise InvariantError(f"block tables of {sorted(self._tables)}, not of {[r.request_id for r in holders]}")
         references = Counter(block.block_id for table in self._tables.values() for block in table.blocks)
-        references.update(block.block_id for block in self.steering.pins.held)
+        references.update(block.block_id for block in self.cache.pins.held)
         self.pool.check_invariants(references)
-        self.steering.check_invariants()
         for request in holders:
             held, wanted = len(self._tables[request.request_id].blocks), request.num_covered_tokens
             if held != self._num_blocks(wanted):

@@ -1,7 +1,7 @@
-"""PinTable: named blocks that must stay. A pin is a reference, so that the pool never counts its blocks as free.
+"""PinTable: cached blocks that must stay. A pin is a reference, so that the pool never counts its blocks as free.
 
-A pin is on the *names* of a prefix's blocks: it holds those blocks that there are, and each other one as soon as it is
-computed. Blocks that several pins name are held once. Knows nothing of tokens, hashes or requests.
+A pin is on the *keys* of a prefix's blocks: it holds those blocks that are cached, and each other one as soon as it is
+computed. Blocks that several pins want are held once. Knows nothing of tokens or requests.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from dataclasses import dataclass
 
 from octavo.core.kv_cache.block import Block
 from octavo.core.kv_cache.block_pool import BlockPool
+from octavo.core.kv_cache.names import CacheEntry
 from octavo.exceptions import ValidationError
 
 
 @dataclass(frozen=True, slots=True)
 class PinLimits:
-    """Most blocks that all pins together, and those of one tenant, may name."""
+    """Most blocks that all pins together, and those of one tenant, may want."""
 
     blocks: int
     tenant_blocks: int
@@ -29,7 +30,7 @@ NO_PINS = PinLimits(0, 0)
 
 
 @dataclass(slots=True, eq=False)
-class Pin:
+class PinnedPrefix:
     """``prefix``: the hash of the last block. ``tenant``: whose request set it; None: an administrator.
 
     No ``pin_id`` comes again: one of an engine core that has died must not name a pin of the next one.
@@ -38,32 +39,32 @@ class Pin:
     pin_id: str
     prefix: bytes
     num_tokens: int
-    names: Sequence[bytes]
+    keys: Sequence[bytes]
     tenant: str | None
-    expires: float  # on the clock of whoever calls
+    expires: float
 
 
 class PinTable:
-    """``find`` gives the block that has a name now."""
+    """An observer of the pool's index. ``clock`` gives seconds."""
 
-    def __init__(self, pool: BlockPool, limits: PinLimits, find: Callable[[bytes], Block | None]) -> None:
+    def __init__(self, pool: BlockPool, limits: PinLimits, clock: Callable[[], float]) -> None:
         self.limits = limits
-        self._pool, self._find = pool, find
-        self._pins: dict[str, Pin] = {}
-        self._by_prefix: dict[tuple[bytes, str | None], Pin] = {}  # and tenant
-        self._wanted: Counter[bytes] = Counter()  # by name, the number of pins
+        self._pool, self._clock = pool, clock
+        self._pins: dict[str, PinnedPrefix] = {}
+        self._by_prefix: dict[tuple[bytes, str | None], PinnedPrefix] = {}  # and tenant
+        self._wanted: Counter[bytes] = Counter()  # by key, the number of pins
         self._held: dict[bytes, Block] = {}
         self._tenants: dict[str, Counter[bytes]] = {}
         self._expiries: list[tuple[float, str]] = []  # a heap; a pin may have been renewed since, or be gone
 
     @property
-    def pins(self) -> list[Pin]:
+    def pins(self) -> list[PinnedPrefix]:
         """All pins, in the order in which they were set."""
         return list(self._pins.values())
 
     @property
     def num_blocks(self) -> int:
-        """Blocks that pins name, computed or not."""
+        """Blocks that pins want, cached or not."""
         return len(self._wanted)
 
     @property
@@ -77,17 +78,17 @@ class PinTable:
         return len(self._held) / self._pool.num_usable
 
     @property
-    def next_expiry(self) -> float | None:
-        """No pin ends sooner by itself; None if there are none."""
-        return self._expiries[0][0] if self._expiries else None
+    def seconds_to_expiry(self) -> float | None:
+        """No pin ends sooner by itself; at least 0. None if there are no pins."""
+        return max(0.0, self._expiries[0][0] - self._clock()) if self._expiries else None
 
-    def num_held(self, pin: Pin) -> int:
-        """How many of its blocks there are."""
-        return sum(name in self._held for name in pin.names)
+    def num_held(self, pin: PinnedPrefix) -> int:
+        """How many of its blocks are cached."""
+        return sum(key in self._held for key in pin.keys)
 
-    def check(self, names: Sequence[bytes], tenant: str | None) -> None:
-        """Raises ValidationError, with the numbers, if a pin on ``names`` would pass a limit."""
-        total = self.num_blocks + sum(name not in self._wanted for name in names)
+    def check(self, keys: Sequence[bytes], tenant: str | None) -> None:
+        """Raises ValidationError, with the numbers, if a pin on ``keys`` would pass a limit."""
+        total = self.num_blocks + sum(key not in self._wanted for key in keys)
         if total > self.limits.blocks:
             raise ValidationError(
                 f"with this pin {total} blocks would be pinned, and at most {self.limits.blocks} may be: that is "
@@ -96,7 +97,7 @@ class PinTable:
             )
         if tenant is not None:
             own = self._tenants.get(tenant, Counter())
-            total = len(own) + sum(name not in own for name in names)
+            total = len(own) + sum(key not in own for key in keys)
             if total > self.limits.tenant_blocks:
                 raise ValidationError(
                     f"with this pin {total} blocks would be pinned by one tenant, and at most "
@@ -104,25 +105,29 @@ class PinTable:
                     value=total,
                 )
 
-    def add(self, prefix: bytes, num_tokens: int, names: Sequence[bytes], tenant: str | None, expires: float) -> Pin:
-        """Pin ``names``, or renew the tenant's pin on the same prefix, which then lasts at least as long.
+    def add(
+        self, prefix: bytes, num_tokens: int, keys: Sequence[bytes], tenant: str | None, ttl: float
+    ) -> PinnedPrefix:
+        """Pin ``keys`` for ``ttl`` seconds, or renew the tenant's pin on the prefix, which then lasts at least as long.
 
         Raises ValidationError, see :meth:`check`.
         """
+        expires = self._clock() + ttl
         known = self._by_prefix.get((prefix, tenant))
         if known is not None:
             known.expires = max(known.expires, expires)
             return known
-        self.check(names, tenant)
-        pin = Pin(f"pin-{secrets.token_hex(8)}", prefix, num_tokens, tuple(names), tenant, expires)
+        self.check(keys, tenant)
+        pin = PinnedPrefix(f"pin-{secrets.token_hex(8)}", prefix, num_tokens, tuple(keys), tenant, expires)
         self._pins[pin.pin_id] = self._by_prefix[prefix, tenant] = pin
         heapq.heappush(self._expiries, (expires, pin.pin_id))
         if tenant is not None:
-            self._tenants.setdefault(tenant, Counter()).update(pin.names)
-        for name in pin.names:
-            self._wanted[name] += 1
-            if name not in self._held and (block := self._find(name)) is not None:
-                self._hold(name, block)
+            self._tenants.setdefault(tenant, Counter()).update(pin.keys)
+        cached = self._pool.index.names.blocks
+        for key in pin.keys:
+            self._wanted[key] += 1
+            if key not in self._held and (block := cached.get(key)) is not None:
+                self._hold(key, block)
         return pin
 
     def remove(self, pin_id: str) -> bool:
@@ -133,21 +138,24 @@ class PinTable:
         del self._by_prefix[pin.prefix, pin.tenant]
         if pin.tenant is not None:
             own = self._tenants.pop(pin.tenant, Counter())  # none where all its pins are of less than a block
-            own.subtract(pin.names)
+            own.subtract(pin.keys)
             if left := +own:
                 self._tenants[pin.tenant] = left
         released = []
-        for name in reversed(pin.names):  # tail first, as the pool wants them
-            self._wanted[name] -= 1
-            if self._wanted[name] == 0:
-                del self._wanted[name]
-                if (block := self._held.pop(name, None)) is not None:
+        for key in reversed(pin.keys):  # tail first, as the pool wants them
+            self._wanted[key] -= 1
+            if self._wanted[key] == 0:
+                del self._wanted[key]
+                if (block := self._held.pop(key, None)) is not None:
                     released.append(block)
         self._pool.free(released)
         return True
 
-    def expire(self, now: float) -> None:
+    def expire(self) -> None:
         """Let go of the pins whose time is over."""
+        if not self._expiries:
+            return
+        now = self._clock()
         while self._expiries and self._expiries[0][0] <= now:
             _, pin_id = heapq.heappop(self._expiries)
             pin = self._pins.get(pin_id)
@@ -156,23 +164,24 @@ class PinTable:
             elif pin is not None:
                 self.remove(pin_id)
 
-    def clear(self) -> None:
-        """Let go of all pins."""
+    # ---- heard from the names
+
+    def named(self, entry: CacheEntry) -> None:
+        """See ``Observer``."""
+        if entry.key in self._wanted:
+            self._hold(entry.key, entry.block)
+
+    def unnamed(self, entry: CacheEntry) -> None:
+        """See ``Observer``. What the block holds is wrong, or might be."""
+        if entry.key in self._held:
+            self._pool.free([self._held.pop(entry.key)])
+
+    def cleared(self) -> None:
+        """See ``Observer``. All pins end."""
         for pin_id in list(self._pins):
             self.remove(pin_id)
         self._expiries.clear()
 
-    def named(self, name: bytes, block: Block) -> None:
-        """``block`` can be found under ``name`` from now on."""
-        if name in self._wanted:
-            self._hold(name, block)
-
-    def unnamed(self, name: bytes) -> None:
-        """No block can be found under ``name`` any more: what it holds is wrong, or might be."""
-        block = self._held.pop(name, None)
-        if block is not None:
-            self._pool.free([block])
-
-    def _hold(self, name: bytes, block: Block) -> None:
+    def _hold(self, key: bytes, block: Block) -> None:
         self._pool.acquire([block])
-        self._held[name] = block
+        self._held[key] = block

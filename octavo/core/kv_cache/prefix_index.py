@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from octavo.core.kv_cache.block import Block
+from octavo.core.kv_cache.names import Names
 from octavo.core.request import Request
 from octavo.utils.registry import resolve
 
@@ -18,18 +19,10 @@ INDEXES = {
 }
 
 
-OnNamed = Callable[[bytes, Block, Request, int], None]
-OnRemoved = Callable[[Block], None]
-
-
-def nobody(*told: object) -> None:
-    """Who listens to an index by default."""
-
-
 class Match(NamedTuple):
     """A prefix: ``blocks`` are full of its first tokens, and the first ``num_shared`` tokens of ``source`` follow.
 
-    ``source`` goes on differently, or ends there: to use it, copy it.
+    ``source`` goes on differently, or ends there: to use it, copy it. Valid until the next change of the index.
     """
 
     blocks: Sequence[Block] = ()
@@ -38,34 +31,40 @@ class Match(NamedTuple):
 
 
 class PrefixIndex(Protocol):
-    """A block is in it ("cached") from :meth:`insert` until :meth:`remove`, and then has ``Block.is_cached``.
+    """Which blocks are cached. A block is cached from ``insert`` until ``remove``, and has ``Block.entry`` so long.
 
-    Made with a block size and two callbacks, which hear of full blocks: ``on_named`` of each that has just got a name
-    (name, block, and of whose tokens which row it is), ``on_removed`` of each that has just lost it, except by
-    :meth:`clear`.
+    Only an index gives and takes entries. Full blocks can be found by their keys too, in ``names``, whose observers
+    hear of each that comes or goes. None of the methods raises for a block or a request that it does not know.
     """
 
+    names: Names
+
     def __len__(self) -> int:
-        """Blocks in it."""
+        """Number of cached blocks, partly filled ones included."""
         ...
 
     def __contains__(self, block: Block) -> bool:
-        """Is it this very block that its contents lead to?"""
+        """Whether a search for the contents of ``block`` ends at this very block."""
         ...
 
     def match(self, request: Request, num_tokens: int) -> Match:
-        """The longest prefix of the first ``num_tokens`` of the request's known tokens."""
+        """Find the longest cached prefix of the first ``num_tokens`` of the request's known tokens, KV group 0.
+
+        Changes nothing but the hashes that the request remembers.
+        """
         ...
 
     def insert(self, request: Request, blocks: Sequence[Block], num_tokens: int, *, first: int = 0) -> None:
-        """``blocks`` hold the first ``num_tokens`` tokens of the request; those before ``first`` were inserted before.
+        """Cache the blocks of the first ``num_tokens`` tokens of the request; rows before ``first`` are known to be.
 
-        Where a block with equal contents is there, it stays; a partly filled one that holds less goes.
+        ``blocks`` is the request's table: row by row, one block of each KV group. The null block is left out. Where
+        another block has the same contents, that one stays and the request's is not cached; a partly filled one that
+        holds less goes.
         """
         ...
 
     def remove(self, block: Block) -> None:
-        """``block``, if it is in the index, is not to be found any more; perhaps nor are those that continue it."""
+        """Let ``block``, if it is cached, not be found any more; an index may drop those that continue it too."""
         ...
 
     def clear(self) -> None:
@@ -73,7 +72,7 @@ class PrefixIndex(Protocol):
         ...
 
 
-def make_index(kind: str, block_size: int, on_named: OnNamed, on_removed: OnRemoved) -> PrefixIndex:
-    """``kind``: one of ``INDEXES``."""
-    index: PrefixIndex = resolve(INDEXES[kind])(block_size, on_named, on_removed)
+def make_index(kind: str, block_size: int, num_groups: int, clock: Callable[[], float]) -> PrefixIndex:
+    """An empty index. ``kind``: one of ``INDEXES``; ``radix`` only for one KV group of full attention."""
+    index: PrefixIndex = resolve(INDEXES[kind])(Names(block_size, clock), block_size, num_groups)
     return index

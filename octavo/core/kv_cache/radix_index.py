@@ -18,35 +18,34 @@ from collections.abc import Iterator, Sequence
 
 from octavo.core.kv_cache.block import Block
 from octavo.core.kv_cache.hashing import Extra
-from octavo.core.kv_cache.prefix_index import Match, OnNamed, OnRemoved, nobody
+from octavo.core.kv_cache.names import CacheEntry, Names
+from octavo.core.kv_cache.prefix_index import Match
 from octavo.core.request import Request
 
 ID_BYTES = 4  # of a token id in Request.packed()
 
 
-class Node:
+class RadixNode:
     """The edge that leads here, and what follows it. A root has no parent, and a namespace instead of a label."""
 
     __slots__ = ("blocks", "children", "keys", "label", "namespace", "parent")
 
-    def __init__(self, parent: Node | None, namespace: Sequence[Extra] = ()) -> None:
+    def __init__(self, parent: RadixNode | None, namespace: Sequence[Extra] = ()) -> None:
         self.parent = parent
         self.namespace = namespace
         self.label = b""
         self.blocks: list[Block] = []
         self.keys: list[bytes] = []  # sorted
-        self.children: list[Node] = []  # in the order of their keys
+        self.children: list[RadixNode] = []  # in the order of their keys
 
     def extend(self, label: bytes, blocks: Sequence[Block]) -> None:
-        """Make the edge longer."""
+        """Make the edge longer by ``blocks``, whose entries have yet to say so."""
         self.label += label
         self.blocks += blocks
-        for block in blocks:
-            block.node = self
 
-    def add_child(self, place: int, key: bytes) -> Node:
+    def add_child(self, place: int, key: bytes) -> RadixNode:
         """A new child, whose edge is to be filled; ``place`` is where ``key`` belongs."""
-        child = Node(self)
+        child = RadixNode(self)
         self.keys.insert(place, key)
         self.children.insert(place, child)
         return child
@@ -58,19 +57,21 @@ class Node:
 class RadixIndex:
     """A PrefixIndex. Work grows with the bytes of the sequence, which are compared in bulk, and the edges passed."""
 
-    __slots__ = ("_block_size", "_length", "_on_named", "_on_removed", "_roots", "_width")
+    __slots__ = ("_block_size", "_length", "_roots", "_width", "names")
 
-    def __init__(self, block_size: int, on_named: OnNamed = nobody, on_removed: OnRemoved = nobody) -> None:
-        self._block_size, self._on_named, self._on_removed = block_size, on_named, on_removed
+    def __init__(self, names: Names, block_size: int, num_groups: int = 1) -> None:
+        assert num_groups == 1, "a tree of tokens has one KV group"
+        self.names, self._block_size = names, block_size
         self._width = ID_BYTES * block_size
-        self._roots: dict[Sequence[Extra], Node] = {}
+        self._roots: dict[Sequence[Extra], RadixNode] = {}
         self._length = 0
 
     def __len__(self) -> int:
         return self._length
 
     def __contains__(self, block: Block) -> bool:
-        return block.node is not None and block in block.node.blocks
+        node = block.entry.node if block.entry is not None else None
+        return node is not None and block in node.blocks
 
     def match(self, request: Request, num_tokens: int) -> Match:
         """See ``PrefixIndex.match``. The request learns the hashes of the blocks, so as not to compute them."""
@@ -79,10 +80,10 @@ class RadixIndex:
             return Match()
         match = self._walk(node, request.packed(), ID_BYTES * num_tokens)
         known = request.block_hashes
-        known += [block.block_hash for block in match.blocks[len(known) :] if block.block_hash]
+        known += [block.entry.key for block in match.blocks[len(known) :] if block.entry is not None]
         return match
 
-    def _walk(self, node: Node, text: bytearray, end: int) -> Match:
+    def _walk(self, node: RadixNode, text: bytearray, end: int) -> Match:
         """The longest prefix of ``text[:end]`` below a root."""
         width, at = self._width, 0
         found: list[Block] = []
@@ -105,7 +106,7 @@ class RadixIndex:
         if num_tokens == 0:
             return
         text, width, end = request.packed(), self._width, ID_BYTES * num_tokens
-        node = self._roots.setdefault(request.namespace, Node(None, request.namespace))
+        node = self._roots.setdefault(request.namespace, RadixNode(None, request.namespace))
         at = 0
         while at < end:
             piece = bytes(text[at : min(at + width, end)])
@@ -121,7 +122,9 @@ class RadixIndex:
             node = child if whole == len(child.blocks) else self._split(child, whole)
             at += whole * width
 
-    def _grow(self, node: Node, place: int, request: Request, blocks: Sequence[Block], start: int, end: int) -> None:
+    def _grow(
+        self, node: RadixNode, place: int, request: Request, blocks: Sequence[Block], start: int, end: int
+    ) -> None:
         """Below ``node`` nothing goes on like the request's tokens from byte ``start`` on, whose place is given."""
         width, text = self._width, bytes(request.packed()[start:end])
         if place > 0 and text.startswith(node.keys[place - 1]):  # a partly filled one with the same tokens, and no more
@@ -130,33 +133,39 @@ class RadixIndex:
             node.drop_child(place)
         row, num_full = start // width, len(text) // width
         cut = num_full * width
+        self._length += -(-len(text) // width)
         if num_full > 0:
             if node.parent is None or node.keys:
                 node = node.add_child(place, text[:width])
             node.extend(text[:cut], blocks[row : row + num_full])
             place = 0
         if cut < len(text):
-            node.add_child(place, text[cut:]).extend(text[cut:], [blocks[row + num_full]])
-        self._length += -(-len(text) // width)
+            block = blocks[row + num_full]
+            leaf = node.add_child(place, text[cut:])
+            leaf.extend(text[cut:], [block])
+            block.entry = CacheEntry(b"", block)
+            block.entry.node = leaf
         hashes = request.hashes(self._block_size)
         for i in range(row, row + num_full):
-            blocks[i].block_hash = hashes[i]
-            self._on_named(hashes[i], blocks[i], request, i)
+            self.names.add(hashes[i], blocks[i], request, i).node = node
 
-    def _split(self, node: Node, count: int) -> Node:
+    def _split(self, node: RadixNode, count: int) -> RadixNode:
         """Cut the edge to ``node`` after ``count`` blocks. Returns the upper part, which is a new node."""
         assert node.parent is not None
         cut = count * self._width
-        upper = Node(node.parent)
+        upper = RadixNode(node.parent)
         upper.extend(node.label[:cut], node.blocks[:count])
+        for block in upper.blocks:
+            assert block.entry is not None
+            block.entry.node = upper
         node.parent.children[bisect_left(node.parent.keys, node.label[: self._width])] = upper
         node.parent, node.label, node.blocks = upper, node.label[cut:], node.blocks[count:]
         upper.keys, upper.children = [node.label[: self._width]], [node]
         return upper
 
     def remove(self, block: Block) -> None:
-        """``block``, and all that continue it, are not to be found any more."""
-        node = block.node
+        """See ``PrefixIndex.remove``: those that continue ``block`` too."""
+        node = block.entry.node if block.entry is not None else None
         if node is None:
             return
         count = len(node.blocks) - 1  # that go before it; it is the last one when it is evicted
@@ -173,7 +182,7 @@ class RadixIndex:
             self._detach(node)
         self._unlink(dropped)
 
-    def _detach(self, node: Node) -> None:
+    def _detach(self, node: RadixNode) -> None:
         parent = node.parent
         assert parent is not None
         parent.drop_child(bisect_left(parent.keys, node.label[: self._width]))
@@ -181,22 +190,27 @@ class RadixIndex:
             del self._roots[parent.namespace]
 
     def _unlink(self, blocks: Sequence[Block]) -> None:
-        """``blocks`` have left the tree."""
+        """Drop the entries of ``blocks``, which are no longer in the tree."""
         self._length -= len(blocks)
         for block in blocks:
-            named, block.node, block.block_hash = block.block_hash, None, None
-            if named:
-                self._on_removed(block)
+            entry = block.entry
+            assert entry is not None
+            if entry.key:
+                self.names.drop(entry)
+            else:
+                block.entry = None
 
     def clear(self) -> None:
+        """See ``PrefixIndex.clear``."""
         for root in self._roots.values():
             for block in _blocks_below(root):
-                block.node = block.block_hash = None
+                block.entry = None
         self._roots.clear()
         self._length = 0
+        self.names.clear()
 
 
-def _blocks_below(node: Node) -> Iterator[Block]:
+def _blocks_below(node: RadixNode) -> Iterator[Block]:
     waiting = list(node.children)
     while waiting:
         child = waiting.pop()
@@ -204,7 +218,7 @@ def _blocks_below(node: Node) -> Iterator[Block]:
         waiting += child.children
 
 
-def _nearest(node: Node, place: int, piece: bytes) -> tuple[Block | None, int]:
+def _nearest(node: RadixNode, place: int, piece: bytes) -> tuple[Block | None, int]:
     """The first block of the child of ``node`` that begins most like ``piece``, which belongs there; tokens shared."""
     best, most = None, 0
     for i in range(max(place - 1, 0), min(place + 1, len(node.keys))):
