@@ -14,7 +14,14 @@ from dataclasses import dataclass, field
 
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core.scheduler import Scheduler
-from octavo.messages import EngineCoreRequest, ModelRunnerOutput, SamplingParams, SchedulerOutput, Tenant
+from octavo.messages import (
+    EngineCoreRequest,
+    ModelRunnerOutput,
+    SamplingParams,
+    SchedulerOutput,
+    SchedulingOptions,
+    Tenant,
+)
 
 STEP_SECONDS, TOKEN_SECONDS = 0.02, 0.0008
 NUM_BLOCKS = 4096
@@ -41,7 +48,11 @@ class World:
         params = SamplingParams(max_tokens=answer, ignore_eos=True, temperature=0.0)
         self.scheduler.add_request(
             EngineCoreRequest(
-                request_id=name, prompt_token_ids=tokens, sampling_params=params, arrival_time=self.now, tenant=tenant
+                request_id=name,
+                prompt_token_ids=tokens,
+                sampling_params=params,
+                arrival_time=self.now,
+                scheduling=SchedulingOptions(tenant=tenant),
             )
         )
 

@@ -75,7 +75,7 @@ def engine(args: argparse.Namespace) -> None:
     from octavo.engine.core import EngineCore
     from octavo.engine.model_limits import check_model_limits
     from octavo.executor.uniproc import UniprocExecutor
-    from octavo.messages import EngineCoreRequest, SamplingParams
+    from octavo.messages import EngineCoreRequest, OutputOptions, SamplingParams
     from octavo.worker import model_runner
 
     settings: dict[str, Any] = {
@@ -115,7 +115,7 @@ def engine(args: argparse.Namespace) -> None:
                 prompt_token_ids=prompt,
                 sampling_params=params,
                 arrival_time=time.monotonic(),
-                grammar=GRAMMAR if args.sampling == "json" else None,
+                output=OutputOptions(grammar=GRAMMAR if args.sampling == "json" else None),
             )
         )
     for _ in range(20):

@@ -87,7 +87,7 @@ class GrammarReady:
         self._missing: Future[Any] | None = None
 
     def is_ready(self, request: Request) -> bool:
-        grammar = request.source.grammar
+        grammar = request.source.output.grammar
         if grammar is None:
             return True
         try:
@@ -120,13 +120,13 @@ class TenantSeats:
         self._counts = None
 
     def is_ready(self, request: Request) -> bool:
-        tenant = request.source.tenant
+        tenant = request.source.scheduling.tenant
         if tenant.max_running is None:
             return True
         if self._counts is None:
             self._counts = Counter()
             for one in self._running:
-                self._counts[one.source.tenant.name] += 1 + one.family.num_unborn
+                self._counts[one.source.scheduling.tenant.name] += 1 + one.family.num_unborn
         return self._counts[tenant.name] < tenant.max_running
 
 

@@ -45,7 +45,7 @@ class FairPolicy:
             yield from self._queues[name]
 
     def enqueue(self, request: Request) -> None:
-        name = request.source.tenant.name
+        name = request.source.scheduling.tenant.name
         if name not in self._queues:
             self._lift(name)
             self._queues[name] = PriorityPolicy(self._config)
@@ -61,10 +61,10 @@ class FairPolicy:
         return None
 
     def peers(self, first: Request) -> Iterator[Request]:
-        return self._queues[first.source.tenant.name].peers(first)
+        return self._queues[first.source.scheduling.tenant.name].peers(first)
 
     def remove(self, request: Request) -> None:
-        name = request.source.tenant.name
+        name = request.source.scheduling.tenant.name
         queue = self._queues[name]
         queue.remove(request)
         if not queue:
@@ -95,20 +95,20 @@ class FairPolicy:
         self._counters[name] = own
 
     def served(self, request: Request, num_tokens: int) -> None:
-        tenant = request.source.tenant
+        tenant = request.source.scheduling.tenant
         self._counters[tenant.name] = self._counter(tenant.name) + num_tokens / tenant.weight
 
     # ---- those that run
 
     def order(self, running: Sequence[Request]) -> Sequence[Request]:
-        return sorted(running, key=lambda request: self._counter(request.source.tenant.name))
+        return sorted(running, key=lambda request: self._counter(request.source.scheduling.tenant.name))
 
     def victim(self, running: Sequence[Request]) -> Request:
         return running[-1]
 
     def goes_first(self, waiting: Request, running: Sequence[Request]) -> bool:
-        own = waiting.source.tenant.name
-        others = {request.source.tenant.name for request in running} - {own}
+        own = waiting.source.scheduling.tenant.name
+        others = {request.source.scheduling.tenant.name for request in running} - {own}
         return any(self._counter(own) <= self._counter(name) for name in others)
 
     def displaced(self, waiting: Request, running: Sequence[Request]) -> Sequence[Request]:

@@ -148,7 +148,7 @@ class Beams:
         self.owed = [result.request_id for result in results]
         source, params = results[0], results[0].sampling_params
         assert params.beam_search is not None
-        ends = {*params.stop_token_ids, *([] if params.ignore_eos else source.eos_token_ids)}
+        ends = {*params.stop_token_ids, *([] if params.ignore_eos else source.output.eos_token_ids)}
         num_prompt_tokens = len(source.prompt_token_ids)
         self._search = Search(
             params.beam_search,
@@ -158,7 +158,7 @@ class Beams:
             num_rivals=sys.maxsize if params.logprobs == -1 else params.logprobs or 0,
         )
         num_logprobs = -1 if params.logprobs == -1 else max(params.logprobs or 0, self._search.num_candidates)
-        self._stop_token_ids = set(params.stop_token_ids) - set(source.eos_token_ids)
+        self._stop_token_ids = set(params.stop_token_ids) - set(source.output.eos_token_ids)
         self._width = params.beam_search.beam_width
         beam_params = SamplingParams(
             temperature=0.0, logprobs=num_logprobs, skip_reading_prefix_cache=params.skip_reading_prefix_cache
@@ -217,7 +217,7 @@ class Beams:
                 finish_reason=FinishReason.STOP if ended else FinishReason.LENGTH,
                 stop_reason=stop if ended else None,
             )
-            outputs.append(msgspec.structs.replace(told, request_id=request_id))
+            outputs.append(msgspec.structs.replace(told, request_id=request_id, cache_use=last.cache_use))
         return outputs
 
     def end(self, request_id: str, request: Request | None) -> tuple[Sequence[Request], Sequence[str]]:

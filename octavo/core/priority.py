@@ -27,10 +27,10 @@ class PriorityPolicy:
         self._waiting: list[Request] = []  # sorted
 
     def _rank(self, request: Request) -> Rank:
-        source = request.source
+        priority, arrival_time = request.source.scheduling.priority, request.source.arrival_time
         if self._ageing:
-            return source.priority * self._ageing + source.arrival_time, 0.0, request.number
-        return source.priority, source.arrival_time, request.number
+            return priority * self._ageing + arrival_time, 0.0, request.number
+        return priority, arrival_time, request.number
 
     def __len__(self) -> int:
         return len(self._waiting)

@@ -17,17 +17,20 @@ import enum
 import itertools
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from octavo.core.drafts import Drafts
 from octavo.core.kv_cache.hashing import Extra, hash_block
 from octavo.core.repetition import repetition_detector
 from octavo.messages import (
-    CacheMiss,
+    CacheUse,
     EngineCoreOutput,
     EngineCoreRequest,
     FinishReason,
     ModelRunnerOutput,
+    QueueTimes,
     RequestFault,
     TokenLogprobs,
 )
@@ -59,23 +62,21 @@ class Request:
     """
 
     __slots__ = (
+        "_eos_token_ids",
         "_is_counted",
         "_packed",
         "_repetition",
         "_stop_token_ids",
-        "_told_times",
+        "_told_first",
         "block_hashes",
-        "cache_miss",
+        "cache_use",
         "drafts",
         "epoch",
         "family",
         "limit",
-        "num_cached_tokens",
         "num_computed_tokens",
         "num_confirmed_tokens",
         "num_drafts",
-        "num_external_tokens",
-        "num_pinned_tokens",
         "num_placeholders",
         "num_preemptions",
         "num_prompt_logprobs",
@@ -109,17 +110,15 @@ class Request:
         self.num_drafts = 0  # tried by the step in flight
         self.num_preemptions = 0
         self.num_prompt_logprobs = 0  # scored positions of the prompt already sent to the front end
-        self.num_cached_tokens = 0  # when its first step that came back was planned,
-        self.num_external_tokens = 0  # and of these, those from a tier
-        self.num_pinned_tokens = 0
-        self.cache_miss: CacheMiss | None = None  # of the first admission, where it was asked for
+        self.cache_use = CacheUse()  # tokens: as the first step that came back found them; miss: at the first admission
         self.block_hashes: list[bytes] = []  # of the full blocks of token_ids, as far as somebody asked
         self.queued_time = queued_time
         self.scheduled_time: float | None = None
         self._packed = bytearray()
-        self._told_times = False
+        self._told_first = False
         self._is_counted = False
         self._repetition = repetition_detector(self.sampling_params.repetition_detection)
+        self._eos_token_ids = source.output.eos_token_ids
         self._stop_token_ids = frozenset(self.sampling_params.stop_token_ids)
 
     @property
@@ -170,7 +169,7 @@ class Request:
     @property
     def namespace(self) -> Sequence[Extra]:
         """Tagged facts besides the tokens that its KV depends on: within a namespace, equal prefixes have equal KV."""
-        salt = self.source.cache_salt
+        salt = self.source.cache.salt
         return (("cache_salt", salt),) if salt is not None else ()
 
     def extras(self, block_index: int) -> Sequence[Extra]:
@@ -194,7 +193,8 @@ class Request:
 
     def is_late(self, now: float) -> bool:
         """Its deadline has passed: nobody waits for it any more."""
-        return self.source.deadline is not None and now >= self.source.deadline
+        deadline = self.source.deadline
+        return deadline is not None and now >= deadline
 
     def advance(self, num_tokens: int) -> bool:
         """Count ``num_tokens`` as computed by a new step; True if that step samples the next token."""
@@ -223,10 +223,14 @@ class Request:
         if self.scheduled_time is None:
             self.scheduled_time = now
         if not self._is_counted:
-            self.num_cached_tokens, self.num_external_tokens = num_cached_tokens, num_external
+            self.note_cache(num_cached_tokens=num_cached_tokens, num_external_tokens=num_external)
         self.status = RequestStatus.RUNNING
         self.num_computed_tokens = num_cached_tokens
         self.num_confirmed_tokens = num_cached_tokens - num_external
+
+    def note_cache(self, **facts: Any) -> None:
+        """``facts``, fields of CacheUse, are known now."""
+        self.cache_use = msgspec.structs.replace(self.cache_use, **facts)
 
     def confirm(self, num_tokens: int) -> None:
         """A step came back: the first ``num_tokens`` are in the blocks."""
@@ -240,8 +244,7 @@ class Request:
         child.num_prompt_tokens = self.num_prompt_tokens
         child.block_hashes = list(self.block_hashes)
         child.scheduled_time = self.scheduled_time
-        child.num_cached_tokens, child.num_external_tokens = self.num_cached_tokens, self.num_external_tokens
-        child.num_pinned_tokens, child.cache_miss = self.num_pinned_tokens, self.cache_miss
+        child.cache_use = self.cache_use
         child.num_preemptions = self.num_preemptions
         child._is_counted = True
         return child
@@ -279,7 +282,7 @@ class Request:
         params = self.sampling_params
         repeats = self._repetition.feed(token_id)
         may_stop = self.num_output_tokens >= params.min_tokens
-        if token_id in self.source.eos_token_ids and not params.ignore_eos and (may_stop or self.source.grammar):
+        if token_id in self._eos_token_ids and not params.ignore_eos and (may_stop or self.source.output.grammar):
             return FinishReason.STOP, None  # where min_tokens excludes it, only the end of a grammar can have chosen it
         if may_stop and token_id in self._stop_token_ids:
             return FinishReason.STOP, token_id
@@ -323,8 +326,8 @@ class Request:
         stop_reason: int | str | None = None,
         error: RequestFault | None = None,
     ) -> EngineCoreOutput:
-        """The message to the front end; the first one carries the times of queueing and of scheduling."""
-        first, self._told_times = not self._told_times, True
+        """The message to the front end; the first one tells the times of queueing, and what caches did."""
+        first, self._told_first = not self._told_first, True
         return EngineCoreOutput(
             request_id=self.request_id,
             new_token_ids=new_token_ids,
@@ -333,11 +336,7 @@ class Request:
             finish_reason=finish_reason,
             stop_reason=stop_reason,
             error=error,
-            num_cached_tokens=self.num_cached_tokens,
-            num_external_tokens=self.num_external_tokens,
-            num_pinned_tokens=self.num_pinned_tokens,
-            cache_miss=self.cache_miss if first else None,
-            queued_time=self.queued_time if first else None,
-            scheduled_time=self.scheduled_time if first else None,
+            cache_use=self.cache_use if first else None,
+            times=QueueTimes(self.queued_time, self.scheduled_time) if first else None,
             num_preemptions=self.num_preemptions,
         )

@@ -278,8 +278,10 @@ class Scheduler:
             looked_up = self._kv.enable_prefix_caching and request.num_reusable_tokens > 0
             if looked_up:
                 self._counters.count_lookup(request.num_prompt_tokens, prefix.num_local, prefix.num_external)
-            if request.source.wants_cache_report:
-                request.cache_miss = self._kv.cache.misses.explain(request, prefix.num_tokens if looked_up else None)
+            if request.source.cache.wants_report:
+                request.note_cache(
+                    miss=self._kv.cache.misses.explain(request, prefix.num_tokens if looked_up else None)
+                )
         self._policy.remove(request)
         self._running.append(request)
         request.start(prefix.num_tokens, self._clock(), num_external=prefix.num_external)

@@ -6,14 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from octavo.core.kv_cache.manager import NO_ROOM_NEEDED, Room
 from octavo.core.request import Request
-from octavo.messages import (
-    CachedRequestData,
-    KVMove,
-    ModelRunnerOutput,
-    NewRequestData,
-    RequestFault,
-    SchedulerOutput,
-)
+from octavo.messages import CachedRequestData, KVMove, ModelRunnerOutput, NewRequestData, RequestFault, SchedulerOutput
 
 
 class Scheduled:
@@ -153,8 +146,6 @@ def _new_request_data(entry: Scheduled) -> NewRequestData:
         block_ids=entry.room.block_ids,
         sampling_params=request.sampling_params,
         sample_index=request.source.sample_index,
-        eos_token_ids=request.source.eos_token_ids,
-        grammar=request.source.grammar,
-        bad_words_token_ids=request.source.bad_words_token_ids,
+        output=request.source.output,
         siblings=request.family.siblings(),
     )

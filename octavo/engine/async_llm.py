@@ -43,8 +43,8 @@ from octavo.exceptions import (
     ValidationError,
 )
 from octavo.messages import (
+    CacheOptions,
     CacheOrder,
-    CachePin,
     CacheReply,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -53,6 +53,7 @@ from octavo.messages import (
     RequestFault,
     SamplingParams,
     SchedulerStats,
+    SchedulingOptions,
 )
 from octavo.metrics.prometheus import EngineMetrics
 from octavo.metrics.service_rate import ServiceRate
@@ -172,9 +173,9 @@ class AsyncLLM:
         """Raises OverloadedError if no request at all of ``tenant`` would be taken in now."""
         self._room.check(tenant)
 
-    def bound(self, params: SamplingParams, tenant: str, *, explicit: bool, priority: int) -> SamplingParams:
+    def bound(self, params: SamplingParams, scheduling: SchedulingOptions, *, explicit: bool) -> SamplingParams:
         """``params`` within what the tenant may ask for; see ``engine.tenants``. Raises ValidationError."""
-        return self._tenants.bound(tenant, params, explicit=explicit, priority=priority)
+        return self._tenants.bound(params, scheduling, explicit=explicit)
 
     def set_tenants(self, table: TenantTable) -> None:
         """What tenants may have from now on. Those that the engine was not made with are ``other`` in the metrics."""
@@ -184,16 +185,15 @@ class AsyncLLM:
         self,
         prompts: Sequence[Sequence[int]],
         params: Sequence[SamplingParams],
-        tenant: str = "",
-        timeout: float | None = None,
+        scheduling: SchedulingOptions = SchedulingOptions(),
     ) -> list[Place]:
         """Places in the queue for all prompts (token ids) of one request, to be given to :meth:`generate`.
 
-        Raises OverloadedError if they do not fit together, or could not even begin within ``timeout`` seconds.
+        Raises OverloadedError if they do not fit together, or could not even begin within the request's timeout.
         """
-        most = self.info.max_model_len
+        most, tenant = self.info.max_model_len, scheduling.tenant.name
         loads = [Load.of(len(ids), one, most, tenant) for ids, one in zip(prompts, params, strict=True)]
-        return self._room.enter(loads, self._deadlines.timeout(timeout))
+        return self._room.enter(loads, self._deadlines.timeout(scheduling.timeout))
 
     def generate(
         self,
@@ -201,14 +201,10 @@ class AsyncLLM:
         sampling_params: SamplingParams,
         *,
         request_id: str | None = None,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        tenant: str = "",
-        timeout: float | None = None,
+        scheduling: SchedulingOptions = SchedulingOptions(),
+        cache: CacheOptions = CacheOptions(),
         arrival_time: float | None = None,
         place: Place | None = None,
-        cache_pins: Sequence[CachePin] = (),
-        wants_cache_report: bool = False,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Check the request now, and return its stream; it is submitted when iteration begins.
 
@@ -218,30 +214,29 @@ class AsyncLLM:
         iterator raises RequestError if a sequence fails while it runs, ValidationError if that is for something it asks
         in vain, EngineDeadError if the core dies in the middle of the answer, and EngineRestartingError if it has not
         come back in time. Closing or cancelling the iterator aborts the request.
-        ``timeout`` seconds after ``arrival_time`` (``time.monotonic()``, default: now) the iterator raises
+        ``scheduling.timeout`` seconds after ``arrival_time`` (``time.monotonic()``, default: now) the iterator raises
         DeadlineError, or QueueTimeError if the request has not begun.
-        ``place`` or else ``tenant`` says whose it is. ``request_id`` is only echoed and may repeat. Text is tokenised
-        here, with special tokens; pass token ids to choose otherwise. A consumer slower than the engine gets several
-        steps' outputs as one. ``cache_pins``, shortest first, are set as far as the tenant's quota goes.
+        ``place`` comes from :meth:`reserve`, called with the same ``scheduling``. ``request_id`` is only echoed and may
+        repeat. Text is tokenised here, with special tokens; pass token ids to choose otherwise. A consumer slower than
+        the engine gets several steps' outputs as one. ``cache.pins`` are set as far as the tenant's quota goes.
         """
         self._check_alive()
         parsed = parse_prompt(prompt)
-        salt = cache_salt if cache_salt is not None else parsed.cache_salt
+        if cache.salt is None and parsed.cache_salt is not None:
+            cache = msgspec.structs.replace(cache, salt=parsed.cache_salt)
         request = self._input.process(
-            parsed.prompt, sampling_params, priority=priority, cache_salt=salt, arrival_time=arrival_time
+            parsed.prompt, sampling_params, scheduling=scheduling, cache=cache, arrival_time=arrival_time
         )
         self._recovery.quarantine.check(request)
         external_id = request_id if request_id is not None else f"request-{next(self._numbers)}"
         if place is None:
-            (place,) = self.reserve([request.prompt_token_ids], [request.sampling_params], tenant, timeout)
-        seconds = self._deadlines.timeout(timeout)
-        request = msgspec.structs.replace(
-            request,
-            tenant=self._tenants.tenant(place.load.tenant),
-            deadline=None if seconds is None else request.arrival_time + seconds,
-            cache_pins=list(cache_pins),
-            wants_cache_report=wants_cache_report,
+            (place,) = self.reserve([request.prompt_token_ids], [request.sampling_params], scheduling)
+        scheduling = msgspec.structs.replace(
+            scheduling,
+            tenant=self._tenants.tenant(scheduling.tenant.name),
+            timeout=self._deadlines.timeout(scheduling.timeout),
         )
+        request = msgspec.structs.replace(request, scheduling=scheduling)
         return self._stream(external_id, parsed.text, request, place)
 
     async def _stream(
@@ -262,7 +257,7 @@ class AsyncLLM:
                 output = await collector.get()
                 for completion in output.outputs:
                     if completion.finish_reason == FinishReason.ABORT and _is_past(request.deadline):
-                        timeout = (request.deadline or 0.0) - request.arrival_time
+                        timeout = request.scheduling.timeout or 0.0
                         raise self._noted(parent, self._deadlines.late(timeout, place.waits))
                     if completion.finish_reason == FinishReason.ERROR:
                         fault = completion.fault or RequestFault("")

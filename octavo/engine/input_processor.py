@@ -13,7 +13,14 @@ from collections.abc import Sequence
 
 from octavo.config import EngineConfig
 from octavo.exceptions import ValidationError
-from octavo.messages import EngineCoreRequest, EngineInfo, SamplingParams
+from octavo.messages import (
+    CacheOptions,
+    EngineCoreRequest,
+    EngineInfo,
+    OutputOptions,
+    SamplingParams,
+    SchedulingOptions,
+)
 from octavo.structured_output.checker import GrammarChecker
 from octavo.tokenizer.base import Tokenizer
 
@@ -53,8 +60,8 @@ class InputProcessor:
         prompt: str | Sequence[int],
         params: SamplingParams,
         *,
-        priority: int = 0,
-        cache_salt: str | None = None,
+        scheduling: SchedulingOptions = SchedulingOptions(),
+        cache: CacheOptions = CacheOptions(),
         arrival_time: float | None = None,
     ) -> EngineCoreRequest:
         """The request, with an id that is unique in this engine, a seed, and ``max_tokens`` filled in.
@@ -71,6 +78,7 @@ class InputProcessor:
                 "thinking_token_budget needs a model that is known to end its thinking with a token of its own",
                 parameter="thinking_token_budget",
             )
+        cache_salt, priority = cache.salt, scheduling.priority
         if cache_salt is not None and not (isinstance(cache_salt, str) and 1 <= len(cache_salt) <= MAX_CACHE_SALT):
             got = f"{len(cache_salt)}" if isinstance(cache_salt, str) else type(cache_salt).__name__
             raise ValidationError(
@@ -95,11 +103,11 @@ class InputProcessor:
             prompt_token_ids=token_ids,
             sampling_params=self._complete(params, max_tokens, seed),
             arrival_time=arrival_time,
-            eos_token_ids=self._tokenizer.eos_token_ids,
-            bad_words_token_ids=bad_words,
-            priority=priority,
-            cache_salt=cache_salt,
-            grammar=grammar,
+            scheduling=scheduling,
+            cache=cache,
+            output=OutputOptions(
+                eos_token_ids=self._tokenizer.eos_token_ids, bad_words_token_ids=bad_words, grammar=grammar
+            ),
         )
 
     def _complete(self, params: SamplingParams, max_tokens: int, seed: int) -> SamplingParams:

@@ -14,7 +14,7 @@ from octavo.engine.input_processor import InputProcessor
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.outputs import RequestOutput
 from octavo.engine.parallel_sampling import ParentRequest
-from octavo.messages import FinishReason, ResetCache, SamplingParams
+from octavo.messages import CacheOptions, FinishReason, ResetCache, SamplingParams, SchedulingOptions
 from octavo.tokenizer import load_tokenizer
 
 
@@ -40,14 +40,14 @@ class LLMEngine:
         *,
         request_id: str | None = None,
         prompt_text: str | None = None,
-        priority: int = 0,
-        cache_salt: str | None = None,
+        scheduling: SchedulingOptions = SchedulingOptions(),
+        cache: CacheOptions = CacheOptions(),
     ) -> ParentRequest:
         """Check and queue a request. ``prompt_text`` is what RequestOutput.prompt says when ``prompt`` is ids.
 
         Raises ValidationError.
         """
-        request = self._input.process(prompt, params, priority=priority, cache_salt=cache_salt)
+        request = self._input.process(prompt, params, scheduling=scheduling, cache=cache)
         text = prompt if isinstance(prompt, str) else prompt_text
         request_id = request_id if request_id is not None else str(next(self._numbers))
         parent = ParentRequest(request_id, text, request, self._news.append)

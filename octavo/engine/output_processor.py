@@ -17,6 +17,7 @@ from octavo.engine.fault_log import tell
 from octavo.engine.outputs import CompletionOutput, FlatLogprobs, Logprob, PromptLogprobs, RequestMetrics
 from octavo.engine.parallel_sampling import ParentRequest
 from octavo.messages import (
+    CacheUse,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -41,7 +42,7 @@ class Sample:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, Logprob]] | FlatLogprobs | None = None
     cumulative_logprob: float = 0.0
-    num_cached_tokens: int = 0
+    cache_use: CacheUse = CacheUse()
     begun: bool = False  # an output has been emitted
     interval: int = 1  # tokens between two outputs
     num_unsent: int = 0  # tokens since the last output, and
@@ -195,7 +196,7 @@ class OutputProcessor:
         index = sample.request.sample_index
         error = FinishReason.ERROR.value
         bare = CompletionOutput(index, "", [], finish_reason=error, stop_reason=reason, fault=fault)
-        sample.parent.emit(bare, sample.metrics, sample.num_cached_tokens, None)
+        sample.parent.emit(bare, sample.metrics, sample.cache_use, None)
         iteration.finished.append(_finished(sample, FinishReason.ERROR))
 
     @staticmethod
@@ -225,7 +226,7 @@ class OutputProcessor:
             prompt_logprobs = None
         sample.begun, sample.num_unsent = True, 0
         sample.unsent.clear()
-        sample.parent.emit(completion, sample.metrics, sample.num_cached_tokens, prompt_logprobs)
+        sample.parent.emit(completion, sample.metrics, sample.cache_use, prompt_logprobs)
 
     # ---- logprobs and times
 
@@ -255,27 +256,23 @@ class OutputProcessor:
     @staticmethod
     def _note_times(sample: Sample, output: EngineCoreOutput, now: float, iteration: IterationStats) -> None:
         metrics = sample.metrics
-        if output.queued_time is not None:
-            metrics.queued_time = output.queued_time
-        if output.scheduled_time is not None:
-            metrics.scheduled_time = output.scheduled_time
-        if output.cache_miss is not None:
-            sample.parent.cache_miss = output.cache_miss
+        if output.times is not None:
+            metrics.queued_time, metrics.scheduled_time = output.times.queued, output.times.scheduled
+        if output.cache_use is not None:
+            sample.cache_use = output.cache_use
         metrics.num_preemptions = max(metrics.num_preemptions, output.num_preemptions)
         if not output.new_token_ids:
             return
         iteration.num_generation_tokens += len(output.new_token_ids)
         begins = metrics.last_token_time is None and sample.request.sample_index == 0
         prompt_tokens = len(sample.request.prompt_token_ids) if begins else 0
-        iteration.count_tenant(sample.parent.request.tenant.name, prompt_tokens, len(output.new_token_ids))
+        iteration.count_tenant(sample.parent.request.scheduling.tenant.name, prompt_tokens, len(output.new_token_ids))
         if metrics.last_token_time is None:
             metrics.first_token_time = now
-            sample.num_cached_tokens = output.num_cached_tokens
-            sample.parent.num_pinned_tokens = output.num_pinned_tokens
             if sample.request.sample_index == 0:  # the prompt of all samples is computed once
                 iteration.num_prompt_tokens += len(sample.request.prompt_token_ids)
-                iteration.num_cached_tokens += output.num_cached_tokens
-                iteration.num_external_tokens += output.num_external_tokens
+                iteration.num_cached_tokens += sample.cache_use.num_cached_tokens
+                iteration.num_external_tokens += sample.cache_use.num_external_tokens
             iteration.first_token_seconds.append(now - metrics.arrival_time)
         else:
             iteration.inter_token_seconds.append(now - metrics.last_token_time)
@@ -310,7 +307,7 @@ def _finished(sample: Sample, reason: FinishReason) -> FinishedRequest:
     parent.longest_sample = max(parent.longest_sample, num_tokens)
     num_prompt_tokens = len(sample.request.prompt_token_ids)
     prefilled = metrics.first_token_time is not None
-    num_computed = 0 if sample.request.sample_index > 0 else num_prompt_tokens - sample.num_cached_tokens
+    num_computed = 0 if sample.request.sample_index > 0 else num_prompt_tokens - sample.cache_use.num_cached_tokens
 
     def between(start: float | None, end: float | None) -> float | None:
         return None if start is None or end is None else end - start

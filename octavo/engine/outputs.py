@@ -8,7 +8,7 @@ from typing import overload
 
 import msgspec
 
-from octavo.messages import CacheMiss, RequestFault
+from octavo.messages import CacheUse, RequestFault
 
 
 class Logprob(msgspec.Struct, gc=False):
@@ -126,6 +126,9 @@ class RequestOutput:
     finished: bool = False
     prompt_logprobs: PromptLogprobs | None = None
     metrics: RequestMetrics | None = None
-    num_cached_tokens: int = 0
-    num_pinned_tokens: int = 0  # up to which its ``cache_pins`` could be set
-    cache_miss: CacheMiss | None = None  # where it was asked for
+    cache_use: CacheUse = CacheUse()
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Tokens of the prompt that came from a cache."""
+        return self.cache_use.num_cached_tokens

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from octavo.engine.outputs import CompletionOutput, PromptLogprobs, RequestMetrics, RequestOutput
-from octavo.messages import CacheMiss, EngineCoreRequest, RequestOutputKind
+from octavo.messages import CacheUse, EngineCoreRequest, RequestOutputKind
 from octavo.utils.logs import current_request_id
 
 
@@ -32,8 +32,6 @@ class ParentRequest:
         self.request = request  # for the core
         self.children = request.samples()  # what comes back
         self.prompt_logprobs: PromptLogprobs | None = None  # of the one prompt of all samples
-        self.num_pinned_tokens = 0
-        self.cache_miss: CacheMiss | None = None
         self.longest_sample = 0  # tokens, of the samples that have ended
         self.times_submitted = 0  # to an engine core
         self._sink = sink
@@ -56,7 +54,7 @@ class ParentRequest:
         self,
         completion: CompletionOutput,
         metrics: RequestMetrics,
-        num_cached_tokens: int,
+        cache_use: CacheUse,
         prompt_logprobs: PromptLogprobs | None,
     ) -> None:
         """Take one sample's news; hand on what the caller asked to hear."""
@@ -78,8 +76,6 @@ class ParentRequest:
                 finished=self.finished,
                 prompt_logprobs=prompt_logprobs,
                 metrics=metrics,
-                num_cached_tokens=num_cached_tokens,
-                num_pinned_tokens=self.num_pinned_tokens,
-                cache_miss=self.cache_miss,
+                cache_use=cache_use,
             )
         )

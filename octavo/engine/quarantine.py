@@ -16,7 +16,7 @@ import msgspec
 
 from octavo.config import SupervisorConfig
 from octavo.exceptions import DeadlyRequestError
-from octavo.messages import EngineCoreRequest, RequestOutputKind, Tenant
+from octavo.messages import CacheOptions, EngineCoreRequest, RequestOutputKind, SchedulingOptions
 
 LEAST_DEATHS = 2  # the first one can be anybody's
 
@@ -84,11 +84,7 @@ def _key(request: EngineCoreRequest) -> bytes:
         request_id="",
         sampling_params=params,
         arrival_time=0.0,
-        deadline=None,
-        priority=0,
-        tenant=Tenant(),
-        cache_salt=None,
-        cache_pins=[],
-        wants_cache_report=False,
+        scheduling=SchedulingOptions(),
+        cache=CacheOptions(),
     )
     return hashlib.blake2b(msgspec.msgpack.encode(bare), digest_size=16).digest()

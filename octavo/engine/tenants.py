@@ -12,7 +12,7 @@ from collections.abc import Callable
 from octavo.config import TenantTable
 from octavo.engine.token_bucket import TokenBucket
 from octavo.exceptions import OverloadedError, ValidationError
-from octavo.messages import SamplingParams, Tenant
+from octavo.messages import SamplingParams, SchedulingOptions, Tenant
 
 MAX_BUCKETS = 4096  # more, and those that are full are forgotten: a new one would be full too
 
@@ -40,13 +40,13 @@ class Tenants:
         limits = self._table.limits_of(name)
         return Tenant(name, limits.weight, limits.max_running)
 
-    def bound(self, name: str, params: SamplingParams, *, explicit: bool, priority: int) -> SamplingParams:
+    def bound(self, params: SamplingParams, scheduling: SchedulingOptions, *, explicit: bool) -> SamplingParams:
         """``params`` with no more max_tokens than the tenant may ask for.
 
         Raises ValidationError for a priority out of its range, and where more tokens were asked for in words
         (``explicit``).
         """
-        limits = self._table.limits_of(name)
+        limits, priority = self._table.limits_of(scheduling.tenant.name), scheduling.priority
         if limits.priority is not None and not limits.priority[0] <= priority <= limits.priority[1]:
             low, high = limits.priority
             message = f"priority must be in [{low}, {high}] for this tenant, got {priority}"

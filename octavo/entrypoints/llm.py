@@ -26,7 +26,14 @@ from octavo.entrypoints.interrupt import interrupt_event
 from octavo.entrypoints.progress import download_bar
 from octavo.entrypoints.sampling_defaults import read_sampling_defaults, sampling_overrides
 from octavo.exceptions import EngineDeadError, ValidationError
-from octavo.messages import BeamSearchParams, FinishReason, RequestOutputKind, SamplingParams
+from octavo.messages import (
+    BeamSearchParams,
+    CacheOptions,
+    FinishReason,
+    RequestOutputKind,
+    SamplingParams,
+    SchedulingOptions,
+)
 from octavo.tokenizer.base import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -193,8 +200,8 @@ class LLM:
                         one.replace(output_kind=RequestOutputKind.FINAL_ONLY),
                         request_id=str(index),
                         prompt_text=prompt.text,
-                        cache_salt=prompt.cache_salt,
-                        priority=priority[index],
+                        scheduling=SchedulingOptions(priority=priority[index]),
+                        cache=CacheOptions(salt=prompt.cache_salt),
                     )
                 while engine.has_unfinished() and not interrupted.is_set():
                     for output in engine.step():

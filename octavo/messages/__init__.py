@@ -20,11 +20,13 @@ from octavo.messages.cache import (
     SetPin,
 )
 from octavo.messages.engine import (
+    CacheUse,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
     EngineInfo,
     FinishReason,
+    QueueTimes,
     SchedulerStats,
     TokenLogprobs,
 )
@@ -33,6 +35,7 @@ from octavo.messages.kv_cache import FULL, KVCacheSpec, KVSpec, blocks_at_once, 
 from octavo.messages.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent, KVEventBatch
 from octavo.messages.kv_transfer import KVMove, KVTierInfo, KVTierReport, KVTierStats, KVTraffic
 from octavo.messages.memory import MemoryPlan
+from octavo.messages.request_options import CacheOptions, OutputOptions, SchedulingOptions, Tenant
 from octavo.messages.sampling_params import (
     BeamSearch,
     RepetitionDetectionParams,
@@ -42,7 +45,6 @@ from octavo.messages.sampling_params import (
 )
 from octavo.messages.step import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
 from octavo.messages.structured_outputs import StructuredOutputsParams
-from octavo.messages.tenant import Tenant
 
 __all__ = [
     "FULL",
@@ -52,9 +54,11 @@ __all__ = [
     "BlockRemoved",
     "BlockStored",
     "CacheMiss",
+    "CacheOptions",
     "CacheOrder",
     "CachePin",
     "CacheReply",
+    "CacheUse",
     "CachedRequestData",
     "EngineCoreOutput",
     "EngineCoreOutputs",
@@ -75,8 +79,10 @@ __all__ = [
     "MemoryPlan",
     "ModelRunnerOutput",
     "NewRequestData",
+    "OutputOptions",
     "PinInfo",
     "PrefixInfo",
+    "QueueTimes",
     "RemovePin",
     "RepetitionDetectionParams",
     "RequestFault",
@@ -87,6 +93,7 @@ __all__ = [
     "SavePrefixes",
     "SchedulerOutput",
     "SchedulerStats",
+    "SchedulingOptions",
     "SetPin",
     "StructuredOutputsParams",
     "Tenant",

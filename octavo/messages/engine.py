@@ -6,11 +6,11 @@ import enum
 
 import msgspec
 
-from octavo.messages.cache import CacheMiss, CachePin
+from octavo.messages.cache import CacheMiss
 from octavo.messages.fault import RequestFault
 from octavo.messages.kv_transfer import KVTierStats
+from octavo.messages.request_options import CacheOptions, OutputOptions, SchedulingOptions
 from octavo.messages.sampling_params import SamplingParams
-from octavo.messages.tenant import Tenant
 
 
 class FinishReason(enum.StrEnum):
@@ -30,16 +30,16 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt_token_ids: list[int]
     sampling_params: SamplingParams
     arrival_time: float  # time.monotonic() seconds, comparable across processes of one machine
-    eos_token_ids: list[int] = []  # ids that end the sequence unless ignore_eos (generation_config + tokenizer)
-    bad_words_token_ids: list[list[int]] = []  # sequences of ids, each of which must not be completed
-    priority: int = 0
-    tenant: Tenant = Tenant()
-    deadline: float | None = None  # time.monotonic() seconds: it is not worth starting afterwards
     sample_index: int = 0  # which of the n samples of one user request this is; part of the random key
-    cache_salt: str | None = None
-    cache_pins: list[CachePin] = []  # of its prompt, shortest first
-    wants_cache_report: bool = False
-    grammar: str | None = None  # that the output must follow, as the checker of structured_output wrote it
+    scheduling: SchedulingOptions = SchedulingOptions()
+    cache: CacheOptions = CacheOptions()
+    output: OutputOptions = OutputOptions()
+
+    @property
+    def deadline(self) -> float | None:
+        """``time.monotonic()`` seconds, after which the request is not worth starting; None: it always is."""
+        timeout = self.scheduling.timeout
+        return None if timeout is None else self.arrival_time + timeout
 
     @property
     def output_ids(self) -> list[str]:
@@ -77,6 +77,22 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     ranks: list[int]
 
 
+class CacheUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What caches did for one request's prompt."""
+
+    num_cached_tokens: int = 0  # taken from a cache;
+    num_external_tokens: int = 0  # of these, from a tier behind the block pool
+    num_pinned_tokens: int = 0  # up to which its pins could be set
+    miss: CacheMiss | None = None  # why no more was found, of a request that asked
+
+
+class QueueTimes(msgspec.Struct, frozen=True, array_like=True):
+    """When one request was queued and first scheduled, in monotonic seconds; None: never."""
+
+    queued: float
+    scheduled: float | None
+
+
 class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one step gave one request."""
 
@@ -87,12 +103,8 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the stop token id that matched, or what repetition is called; None for EOS
     error: RequestFault | None = None  # set with finish_reason ERROR
-    num_cached_tokens: int = 0  # prompt tokens taken from a cache (valid from the first output on);
-    num_external_tokens: int = 0  # of these, from a tier behind the block pool
-    num_pinned_tokens: int = 0  # prompt tokens up to which its pins could be set
-    cache_miss: CacheMiss | None = None  # of a request that asked for the report
-    queued_time: float | None = None  # monotonic seconds, on the first output of a request
-    scheduled_time: float | None = None  # first time it was scheduled, on the first output of a request
+    cache_use: CacheUse | None = None  # on the first output of a request
+    times: QueueTimes | None = None  # likewise
     num_preemptions: int = 0
 
 

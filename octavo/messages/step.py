@@ -21,6 +21,7 @@ import msgspec
 from octavo.messages.engine import TokenLogprobs
 from octavo.messages.fault import RequestFault
 from octavo.messages.kv_transfer import KVMove, KVTierReport
+from octavo.messages.request_options import OutputOptions
 from octavo.messages.sampling_params import SamplingParams
 
 
@@ -34,9 +35,7 @@ class NewRequestData(msgspec.Struct, frozen=True, kw_only=True):
     block_ids: list[int]  # the whole block table; with several KV groups, a block of each for every row of tokens
     sampling_params: SamplingParams
     sample_index: int = 0
-    eos_token_ids: list[int] = []
-    grammar: str | None = None
-    bad_words_token_ids: list[list[int]] = []
+    output: OutputOptions = OutputOptions()
     siblings: dict[str, int] = {}  # see SchedulerOutput
 
 

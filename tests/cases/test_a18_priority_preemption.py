@@ -6,7 +6,9 @@ import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.config import SchedulerConfig
-from tests.core.checking_worker import ByPriority, Loop, cache_config, make_request
+from octavo.messages import SchedulingOptions
+from tests.core.checking_worker import Loop, cache_config, make_request
+from tests.core.policies import ByPriority
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -56,7 +58,8 @@ def test_outputs_on_a_real_model_are_those_of_uncontended_runs(smollm2_path: str
     with LLM(smollm2_path, kv_cache_memory="4MiB", **options) as llm:  # eleven blocks
         engine = llm._live_engine()
         for number, prompt in enumerate(prompts):
-            engine.add_request(prompt, params, request_id=str(number), priority=5 - number)
+            scheduling = SchedulingOptions(priority=5 - number)
+            engine.add_request(prompt, params, request_id=str(number), scheduling=scheduling)
             for _ in range(8):
                 engine.step()
         ended = {}

@@ -12,28 +12,31 @@ import dataclasses
 import time
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import product, takewhile
+from itertools import product
 from typing import Any, Literal, NamedTuple
 
 from octavo.config import CacheConfig, SchedulerConfig, SpeculativeConfig
 from octavo.core.longest_prefix import by_prefix
-from octavo.core.policy import FcfsPolicy, Policy
-from octavo.core.request import Request
+from octavo.core.policy import Policy
 from octavo.core.scheduler import Scheduler
 from octavo.kv_transfer.chain import TierChain
 from octavo.messages import (
+    CacheOptions,
     CachePin,
+    CacheUse,
     EngineCoreOutput,
     EngineCoreRequest,
     FinishReason,
     KVTierReport,
     ModelRunnerOutput,
     NewRequestData,
+    OutputOptions,
     RequestFault,
     SamplingParams,
     SchedulerOutput,
+    SchedulingOptions,
     Tenant,
     TokenLogprobs,
 )
@@ -71,12 +74,9 @@ def make_request(
         prompt_token_ids=prompt,
         sampling_params=SamplingParams(**{"max_tokens": 8, "ignore_eos": not eos, **sampling}),
         arrival_time=0.0,
-        eos_token_ids=[EOS],
-        cache_salt=salt,
-        priority=priority,
-        tenant=tenant,
-        cache_pins=list(pins),
-        wants_cache_report=report,
+        scheduling=SchedulingOptions(priority=priority, tenant=tenant),
+        cache=CacheOptions(salt=salt, pins=tuple(pins), wants_report=report),
+        output=OutputOptions(eos_token_ids=[EOS]),
     )
 
 
@@ -100,14 +100,14 @@ def prompt_logprob(history: int, token_id: int) -> TokenLogprobs:
 
 def expected_output(request: EngineCoreRequest, limit: int) -> tuple[list[int], FinishReason]:
     """What the request must give, computed alone; ``limit``: most tokens of the whole sequence."""
-    params, history = request.sampling_params, empty_history(request.cache_salt)
+    params, history = request.sampling_params, empty_history(request.cache.salt)
     for token_id in request.prompt_token_ids:
         history = extend_history(history, token_id)
     output: list[int] = []
     while True:
         output.append(sample(history, request.sample_index))
         history = extend_history(history, output[-1])
-        stops = [*params.stop_token_ids, *([] if params.ignore_eos else request.eos_token_ids)]
+        stops = [*params.stop_token_ids, *([] if params.ignore_eos else request.output.eos_token_ids)]
         if len(output) >= params.min_tokens and output[-1] in stops:
             return output, FinishReason.STOP
         if len(output) == params.max_tokens or len(request.prompt_token_ids) + len(output) == limit:
@@ -131,8 +131,8 @@ def expected_beams(request: EngineCoreRequest, limit: int) -> list[tuple[list[in
     """What a beam search must give, best first."""
     params, prompt = request.sampling_params, request.prompt_token_ids
     assert params.beam_search is not None
-    ends = {*params.stop_token_ids, *([] if params.ignore_eos else request.eos_token_ids)}
-    start = empty_history(request.cache_salt)
+    ends = {*params.stop_token_ids, *([] if params.ignore_eos else request.output.eos_token_ids)}
+    start = empty_history(request.cache.salt)
     for token_id in prompt:
         start = extend_history(start, token_id)
 
@@ -155,7 +155,7 @@ def expected_beams(request: EngineCoreRequest, limit: int) -> list[tuple[list[in
 
 
 def expected_prompt_logprobs(request: EngineCoreRequest) -> list[TokenLogprobs]:
-    history, result = empty_history(request.cache_salt), []
+    history, result = empty_history(request.cache.salt), []
     prompt = request.prompt_token_ids
     for position, token_id in enumerate(prompt):
         if position > 0:
@@ -398,31 +398,6 @@ class CheckingWorker:
                 assert written.setdefault(block_id, request_id) == request_id, f"two write into block {block_id}"
 
 
-class ByPriority(FcfsPolicy):
-    """Ranks by (priority, arrival) but serves in order of admission: a victim may already be in the step's plan."""
-
-    def peek(self, is_ready: Callable[[Request], bool]) -> Request | None:
-        return min(filter(is_ready, self), key=_rank, default=None)
-
-    def peers(self, first: Request) -> Iterator[Request]:
-        later = (one for one in sorted(self, key=_rank) if _rank(one) >= _rank(first))
-        return takewhile(lambda one: one.source.priority == first.source.priority, later)
-
-    def victim(self, running: Sequence[Request]) -> Request:
-        return max(running, key=_rank)
-
-
-class SortedByPriority(ByPriority):
-    """Serves in the order in which it ranks, so a newcomer may go before those that run."""
-
-    def order(self, running: Sequence[Request]) -> Sequence[Request]:
-        return sorted(running, key=_rank)
-
-
-def _rank(request: Request) -> tuple[int, float, int]:
-    return request.source.priority, request.queued_time, request.number
-
-
 @dataclass
 class Received:
     """All that the front end got of one request."""
@@ -431,6 +406,12 @@ class Received:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     outputs: list[EngineCoreOutput] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+
+    @property
+    def cache_use(self) -> CacheUse:
+        """It is told once."""
+        (use,) = (output.cache_use for output in self.outputs if output.cache_use is not None)
+        return use
 
 
 class Loop:
@@ -479,7 +460,7 @@ class Loop:
     def add(self, request: EngineCoreRequest) -> None:
         self.scheduler.add_request(request)
         for one in request.samples():
-            self.worker.salts[one.request_id] = one.cache_salt
+            self.worker.salts[one.request_id] = one.cache.salt
             self.requests[one.request_id] = one
             self.received[one.request_id] = Received()
 
@@ -582,7 +563,8 @@ class Loop:
         for output in outputs:
             received = self.received[output.request_id]
             assert received.finish_reason is None, f"{output.request_id} speaks after its end"
-            assert output.num_cached_tokens < len(self.requests[output.request_id].prompt_token_ids)
+            use = output.cache_use
+            assert use is None or use.num_cached_tokens < len(self.requests[output.request_id].prompt_token_ids)
             received.outputs.append(output)
             received.tokens += output.new_token_ids
             received.prompt_logprobs += output.new_prompt_logprobs or []

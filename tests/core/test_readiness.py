@@ -9,7 +9,7 @@ import msgspec
 from octavo.config import SchedulerConfig
 from octavo.core.admission import GrammarReady
 from octavo.core.scheduler import Scheduler
-from octavo.messages import EngineCoreRequest
+from octavo.messages import EngineCoreRequest, OutputOptions
 from tests.core.checking_worker import cache_config, make_request
 
 
@@ -24,7 +24,7 @@ class Compiler:
 
 
 def constrained(request_id: str, grammar: str, **fields: int) -> EngineCoreRequest:
-    return msgspec.structs.replace(make_request(request_id, [1, 2, 3], **fields), grammar=grammar)
+    return msgspec.structs.replace(make_request(request_id, [1, 2, 3], **fields), output=OutputOptions(grammar=grammar))
 
 
 def make(compiler: Compiler, **options: int) -> tuple[Scheduler, GrammarReady]:
@@ -46,7 +46,7 @@ def test_those_behind_go_first_and_nobody_is_lost() -> None:
     compiler.futures["A"].set_result(None)
     plan = scheduler.schedule()
     assert [new.request_id for new in plan.new_requests] == ["slow", "twin"]  # in order of arrival
-    assert {new.grammar for new in plan.new_requests} == {"A"}
+    assert {new.output.grammar for new in plan.new_requests} == {"A"}
     scheduler.check_invariants()
 
 

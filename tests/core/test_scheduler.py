@@ -11,8 +11,16 @@ from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler
 from octavo.core.step import StepBuilder
 from octavo.exceptions import ConfigError, InvariantError, ValidationError
-from octavo.messages import FinishReason, ModelRunnerOutput, RequestFault, SchedulerOutput, max_tokens_that_fit
-from tests.core.checking_worker import EOS, ByPriority, Loop, SortedByPriority, cache_config, make_request
+from octavo.messages import (
+    CacheUse,
+    FinishReason,
+    ModelRunnerOutput,
+    RequestFault,
+    SchedulerOutput,
+    max_tokens_that_fit,
+)
+from tests.core.checking_worker import EOS, Loop, cache_config, make_request
+from tests.core.policies import ByPriority, SortedByPriority
 
 
 def small(*, num_blocks: int = 100, max_model_len: int = 1000, block_size: int = 4, **options: int | bool) -> Scheduler:
@@ -136,7 +144,8 @@ def test_shortage_preempts_the_last_and_it_comes_back_first_with_its_tokens() ->
     scheduler.add_request(make_request("a", [1] * 8))
     scheduler.add_request(make_request("b", [2] * 7))
     plan = scheduler.schedule()
-    scheduler.update(plan, answer(plan))
+    outputs = scheduler.update(plan, answer(plan)).outputs
+    assert [output.cache_use for output in outputs] == [CacheUse()] * 2
     scheduler.add_request(make_request("c", [3]))
     plan = scheduler.schedule()  # "a" needs a third block, and there are four
     assert plan.num_scheduled_tokens == {"a": 1}  # nobody is admitted in a step that preempted
@@ -150,7 +159,7 @@ def test_shortage_preempts_the_last_and_it_comes_back_first_with_its_tokens() ->
     back = plan.new_requests[0]
     assert (back.token_ids, back.num_prompt_tokens, back.num_computed_tokens) == ([2] * 7 + [9], 7, 4)
     output = scheduler.update(plan, answer(plan)).outputs[0]
-    assert (output.request_id, output.num_preemptions, output.num_cached_tokens) == ("b", 1, 0)
+    assert (output.request_id, output.num_preemptions, output.cache_use) == ("b", 1, None)  # told before
 
 
 def test_victim_already_in_the_plan_is_taken_out_of_it() -> None:
@@ -305,7 +314,8 @@ def test_abort_waiting_running_and_unknown() -> None:
     scheduler.schedule()
     outputs = scheduler.abort(["b", "a", "a", "unknown"])
     assert [(o.request_id, o.finish_reason) for o in outputs] == [("b", FinishReason.ABORT), ("a", FinishReason.ABORT)]
-    assert outputs[0].scheduled_time is None
+    assert outputs[0].times is not None
+    assert outputs[0].times.scheduled is None
     assert scheduler.has_requests()  # the worker still knows "a"
     assert scheduler.schedule().finished_request_ids == ["a"]
     assert not scheduler.has_requests()
@@ -328,9 +338,9 @@ def test_stats_and_times() -> None:
     plan = scheduler.schedule()
     update = scheduler.update(plan, answer(plan))
     output, stats = update.outputs[0], update.stats
-    assert output.queued_time is not None
-    assert output.scheduled_time is not None
-    assert output.queued_time < output.scheduled_time < update.timestamp
+    assert output.times is not None
+    assert output.times.scheduled is not None
+    assert output.times.queued < output.times.scheduled < update.timestamp
     assert stats is not None
     assert (stats.num_running, stats.num_waiting, stats.num_blocks, stats.iteration_tokens) == (1, 0, 11, 6)
     assert (stats.kv_cache_usage, stats.prefix_cache_queries_delta, stats.step_seconds) == (0.2, 6, 1.0)

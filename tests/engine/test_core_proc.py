@@ -23,6 +23,7 @@ from octavo.messages import (
     FinishReason,
     RequestFault,
     SamplingParams,
+    SchedulingOptions,
 )
 
 
@@ -174,7 +175,9 @@ def test_a_request_that_cannot_be_read_fails_alone(process: CoreProcess, tmp_pat
     request = EngineCoreRequest(
         request_id="good", prompt_token_ids=[1], sampling_params=SamplingParams(), arrival_time=0.0
     )
-    wrong = msgspec.structs.replace(request, priority=True)  # a bool is no int to the reader
+    wrong = msgspec.structs.replace(
+        request, scheduling=SchedulingOptions(priority=True)
+    )  # a bool is no int to the reader
     packed = [
         PackedRequest([f"{name}.0", f"{name}.1"], msgspec.Raw(msgspec.msgpack.encode(one)))
         for name, one in (("wrong", wrong), ("good", request))

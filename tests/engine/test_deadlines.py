@@ -17,7 +17,14 @@ from octavo.engine.deadlines import Deadlines
 from octavo.engine.tenants import Tenants
 from octavo.engine.waiting_room import Load, WaitingRoom
 from octavo.exceptions import DeadlineError, OverloadedError, QueueTimeError, ValidationError
-from octavo.messages import EngineCoreOutputs, FinishReason, RequestOutputKind, SamplingParams, SchedulerStats
+from octavo.messages import (
+    EngineCoreOutputs,
+    FinishReason,
+    RequestOutputKind,
+    SamplingParams,
+    SchedulerStats,
+    SchedulingOptions,
+)
 from octavo.metrics.service_rate import ServiceRate
 from octavo.metrics.stats import IterationStats
 from tests.core.checking_worker import cache_config, make_request
@@ -37,7 +44,7 @@ async def one_seat(tiny_model: str) -> AsyncIterator[AsyncLLM]:
 
 async def run(engine: AsyncLLM, params: SamplingParams, timeout: float | None = None) -> int:
     num_tokens = 0
-    async for output in engine.generate([5, 6, 7], params, timeout=timeout):
+    async for output in engine.generate([5, 6, 7], params, scheduling=SchedulingOptions(timeout=timeout)):
         num_tokens = len(output.outputs[0].token_ids)
     return num_tokens
 
@@ -85,7 +92,7 @@ async def test_what_the_core_finds_late_is_counted_too(one_seat: AsyncLLM, monke
 
 async def test_a_whole_answer_may_be_read_after_its_deadline(one_seat: AsyncLLM) -> None:
     delta = SHORT.replace(output_kind=RequestOutputKind.DELTA)
-    stream = one_seat.generate([5, 6, 7], delta, timeout=1.0)
+    stream = one_seat.generate([5, 6, 7], delta, scheduling=SchedulingOptions(timeout=1.0))
     tokens = list((await anext(stream)).outputs[0].token_ids)
     while one_seat.num_running or one_seat.num_waiting:
         await asyncio.sleep(0.01)
@@ -98,7 +105,9 @@ async def test_a_whole_answer_may_be_read_after_its_deadline(one_seat: AsyncLLM)
 async def test_the_time_counts_from_the_arrival(one_seat: AsyncLLM) -> None:
     """What was spent on it before the engine heard of it, e.g. on compiling its grammar, is part of it."""
     with pytest.raises(QueueTimeError, match="timeout of 60 s"):
-        async for _ in one_seat.generate([5], SHORT, timeout=60, arrival_time=time.monotonic() - 61):
+        async for _ in one_seat.generate(
+            [5], SHORT, scheduling=SchedulingOptions(timeout=60), arrival_time=time.monotonic() - 61
+        ):
             pass
     await settled(one_seat)
 
@@ -142,7 +151,9 @@ def test_the_scheduler_does_not_start_what_is_late() -> None:
     now = [100.0]
     scheduler = Scheduler(SchedulerConfig(max_num_seqs=1), cache_config(4), 20, 100, clock=lambda: now[0])
     for name, deadline in (("first", 500.0), ("late", 101.0), ("next", None)):
-        scheduler.add_request(msgspec.structs.replace(make_request(name, [1, 2]), deadline=deadline))
+        scheduler.add_request(
+            msgspec.structs.replace(make_request(name, [1, 2]), scheduling=SchedulingOptions(timeout=deadline))
+        )
     assert list(scheduler.schedule().num_scheduled_tokens) == ["first"]
     now[0] = 600.0  # a request that has begun goes on: it is for the front end to end it
     scheduler.abort(["first"])

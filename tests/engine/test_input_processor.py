@@ -8,7 +8,7 @@ import pytest
 
 from octavo.engine.input_processor import InputProcessor, derive_seed
 from octavo.exceptions import ValidationError
-from octavo.messages import EngineInfo, SamplingParams
+from octavo.messages import CacheOptions, EngineInfo, SamplingParams, SchedulingOptions
 from octavo.tokenizer import load_tokenizer
 
 from .tiny_llama import VOCAB, make_config
@@ -33,12 +33,17 @@ def refusal(
 
 
 def test_text_becomes_ids_and_gaps_are_filled(processor: InputProcessor, tiny_model: str) -> None:
-    request = processor.process("the fox", SamplingParams(max_tokens=None), priority=3, cache_salt="s")
+    request = processor.process(
+        "the fox",
+        SamplingParams(max_tokens=None),
+        scheduling=SchedulingOptions(priority=3),
+        cache=CacheOptions(salt="s"),
+    )
     tokenizer = load_tokenizer(tiny_model)
     assert request.prompt_token_ids == tokenizer.encode("the fox")
     assert request.sampling_params.max_tokens == 64 - len(request.prompt_token_ids)
-    assert request.eos_token_ids == tokenizer.eos_token_ids != []
-    assert (request.priority, request.cache_salt) == (3, "s")
+    assert request.output.eos_token_ids == tokenizer.eos_token_ids != []
+    assert (request.scheduling.priority, request.cache.salt) == (3, "s")
 
 
 def test_internal_ids_never_repeat(processor: InputProcessor) -> None:
@@ -114,12 +119,12 @@ def test_parameters_that_depend_on_the_model(processor: InputProcessor, paramete
 
 @pytest.mark.parametrize("salt", ["", "x" * 1025])
 def test_cache_salt_has_bounds(processor: InputProcessor, salt: str) -> None:
-    assert refusal(processor, [1], cache_salt=salt).parameter == "cache_salt"
+    assert refusal(processor, [1], cache=CacheOptions(salt=salt)).parameter == "cache_salt"
 
 
 @pytest.mark.parametrize("priority", [2**31, -(2**31), 2**64, -(10**30)])
 def test_priority_has_bounds(processor: InputProcessor, priority: int) -> None:
-    assert refusal(processor, [1], priority=priority).parameter == "priority"
+    assert refusal(processor, [1], scheduling=SchedulingOptions(priority=priority)).parameter == "priority"
 
 
 @pytest.mark.parametrize("top_k", [VOCAB, VOCAB + 1, 2**63 - 1, 10**30])

@@ -21,6 +21,7 @@ from octavo.messages import (
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
+    CacheOptions,
     EngineCoreRequest,
     KVEventBatch,
     ResetCache,
@@ -91,7 +92,11 @@ def subscriber(addresses: dict[str, Any]) -> Iterator[Subscriber]:
 def request_of(name: str, prompt: list[int], salt: str | None = None) -> EngineCoreRequest:
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, seed=0)
     return EngineCoreRequest(
-        request_id=name, prompt_token_ids=prompt, sampling_params=params, arrival_time=0.0, cache_salt=salt
+        request_id=name,
+        prompt_token_ids=prompt,
+        sampling_params=params,
+        arrival_time=0.0,
+        cache=CacheOptions(salt=salt),
     )
 
 

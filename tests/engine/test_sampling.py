@@ -230,7 +230,7 @@ def test_words_are_banned_as_they_begin_and_as_they_follow_a_space(tiny_model: s
     request = InputProcessor(tokenizer, info, make_config(tiny_model)).process(
         "x", SamplingParams(bad_words=["fox", " fox", "the lazy", " ", "\n"])
     )
-    texts = [tokenizer.decode(ids) for ids in request.bad_words_token_ids]
+    texts = [tokenizer.decode(ids) for ids in request.output.bad_words_token_ids]
     assert texts == ["fox", " fox", "the lazy", " the lazy", " ", "\n", " \n"]
 
 

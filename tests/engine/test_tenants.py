@@ -12,9 +12,13 @@ from octavo.engine.async_llm import AsyncLLM
 from octavo.engine.tenants import MAX_BUCKETS, Tenants
 from octavo.engine.token_bucket import TokenBucket
 from octavo.exceptions import OverloadedError, ValidationError
-from octavo.messages import SamplingParams, Tenant
+from octavo.messages import SamplingParams, SchedulingOptions, Tenant
 
 from .tiny_llama import make_config
+
+
+def of(tenant: str, priority: int = 0) -> SchedulingOptions:
+    return SchedulingOptions(priority=priority, tenant=Tenant(tenant))
 
 
 class Clock:
@@ -86,7 +90,7 @@ def test_another_table_holds_from_now_on() -> None:
     with pytest.raises(OverloadedError):
         tenants.check("a", 1)
     tenants.check("b", 1)
-    assert tenants.bound("a", SamplingParams(max_tokens=50), explicit=True, priority=0).max_tokens == 50
+    assert tenants.bound(SamplingParams(max_tokens=50), of("a", 0), explicit=True).max_tokens == 50
     assert tenants.tenant("a").weight == 2.0
     assert tenants.labels == ("a", "b", "other")
     assert [tenants.label(name) for name in "abc"] == ["a", "b", "other"]
@@ -96,12 +100,12 @@ def test_max_tokens_and_priority() -> None:
     limits = TenantLimits(max_tokens=10, priority=(0, 5))
     tenants = Tenants(TenantTable(listed={"a": limits}))
     long = SamplingParams(max_tokens=50)
-    assert tenants.bound("b", long, explicit=True, priority=-9).max_tokens == 50
-    assert tenants.bound("a", long, explicit=False, priority=0).max_tokens == 10
+    assert tenants.bound(long, of("b", -9), explicit=True).max_tokens == 50
+    assert tenants.bound(long, of("a", 0), explicit=False).max_tokens == 10
     with pytest.raises(ValidationError, match="max_tokens must be at most 10 for this tenant, got 50"):
-        tenants.bound("a", long, explicit=True, priority=0)
+        tenants.bound(long, of("a", 0), explicit=True)
     with pytest.raises(ValidationError, match=r"priority must be in \[0, 5\] for this tenant, got -1"):
-        tenants.bound("a", long, explicit=False, priority=-1)
+        tenants.bound(long, of("a", -1), explicit=False)
 
 
 def test_labels_are_those_of_the_table_and_other() -> None:
@@ -120,7 +124,7 @@ async def test_the_engine_knows_whose_tokens_they_are(tiny_model: str) -> None:
     now = {"a": 0, "b": 0}
 
     async def run(tenant: str) -> None:
-        async with aclosing(engine.generate([5, 6, 7], params, tenant=tenant)) as stream:
+        async with aclosing(engine.generate([5, 6, 7], params, scheduling=of(tenant))) as stream:
             first = True
             async for output in stream:
                 if first:

@@ -26,7 +26,15 @@ from octavo.exceptions import (
     OverloadedError,
     RequestError,
 )
-from octavo.messages import BeamSearch, CachePin, EngineCoreRequest, RequestOutputKind
+from octavo.messages import (
+    BeamSearch,
+    CacheOptions,
+    CachePin,
+    EngineCoreRequest,
+    RequestOutputKind,
+    SchedulingOptions,
+    Tenant,
+)
 from tests.faults.conftest import LONG, Make, metric, params, read, settled
 from tests.faults.faulty_core import Fault
 
@@ -121,7 +129,7 @@ async def test_a_request_that_kills_the_core_is_not_taken_in_again(make_engine: 
     engine = await make_engine(max_core_restarts=2)
     expected = await outcome(engine, [5, 5])
     poison = {"seed": Fault.KILL_LATER, "max_tokens": 30}
-    of_cache: dict[str, Any] = {"cache_pins": [CachePin(1, 60.0)], "wants_cache_report": True}
+    of_cache: dict[str, Any] = {"cache": CacheOptions(pins=(CachePin(1, 60.0),), wants_report=True)}
     for _ in range(2):
         with pytest.raises((EngineDeadError, DeadlyRequestError)):  # the latter if nothing of it was read in time
             await read(engine, [6], params(**poison), **of_cache)
@@ -370,9 +378,9 @@ async def test_a_suspect_without_a_seat_holds_up_nobody(make_engine: Make, monke
     monkeypatch.setattr("octavo.engine.gate.PATIENCE", 0.05)
     engine = await make_engine(max_num_seqs=4)
     engine.set_tenants(TenantTable(listed={"a": TenantLimits(max_running=1)}))
-    final = RequestOutputKind.FINAL_ONLY
+    final, own = RequestOutputKind.FINAL_ONLY, SchedulingOptions(tenant=Tenant("a"))
     slow = [
-        asyncio.create_task(read(engine, [6, i], params(LONG, output_kind=final), tenant="a", request_id="slow"))
+        asyncio.create_task(read(engine, [6, i], params(LONG, output_kind=final), scheduling=own, request_id="slow"))
         for i in range(2)
     ]
     while not engine.num_running:

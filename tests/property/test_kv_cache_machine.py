@@ -163,7 +163,7 @@ class ManagerMachine(RuleBasedStateMachine):
             cells[position % size] = self.history(request, position)
 
     def history(self, request: Request, position: int) -> tuple[object, ...]:
-        return (request.source.cache_salt, *request.token_ids[: position + 1])
+        return (request.source.cache.salt, *request.token_ids[: position + 1])
 
     def copy(self, room: Room) -> None:
         for source, destination in room.copies:
@@ -233,7 +233,7 @@ class ManagerMachine(RuleBasedStateMachine):
         """A child of the parent's first tokens, computed and followed by one more, as after sampling."""
         count = data.draw(st.integers(1, parent.num_computed_tokens))
         num_free = self.manager.pool.num_free
-        child = parent.fork(make_request(f"r{self.count}", [0], salt=parent.source.cache_salt), SOLO, limit=1000)
+        child = parent.fork(make_request(f"r{self.count}", [0], salt=parent.source.cache.salt), SOLO, limit=1000)
         self.count += 1
         child.token_ids = [*parent.token_ids[:count], data.draw(st.integers(0, 1))]
         child.block_hashes = child.block_hashes[: count // self.manager.block_size]

@@ -114,7 +114,7 @@ class KVMachine(RuleBasedStateMachine):
         return 0 if window is None else max(0, position - window + 1)
 
     def cell(self, request: Request, position: int, group: int) -> Cell:
-        return (group, request.source.cache_salt, *request.token_ids[: position + 1])
+        return (group, request.source.cache.salt, *request.token_ids[: position + 1])
 
     def finds_all(self, request: Request) -> bool:
         """All that the next token sees is there."""
@@ -278,7 +278,7 @@ class KVMachine(RuleBasedStateMachine):
         least = 1 if self.windows == [None] else parent.num_computed_tokens
         count, num_free = data.draw(st.integers(least, parent.num_computed_tokens)), self.manager.pool.num_free
         name, self.num_requests = f"r{self.num_requests}", self.num_requests + 1
-        child = parent.fork(make_request(name, [0], salt=parent.source.cache_salt), SOLO, limit=1000)
+        child = parent.fork(make_request(name, [0], salt=parent.source.cache.salt), SOLO, limit=1000)
         child.token_ids = [*parent.token_ids[:count], token_id]
         child.block_hashes = child.block_hashes[: count // self.size]
         self.manager.fork(parent, child, count)

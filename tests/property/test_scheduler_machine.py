@@ -28,8 +28,9 @@ from octavo.messages import (
     SetPin,
     Tenant,
 )
-from tests.core.checking_worker import VOCAB, ByPriority, Loop, SortedByPriority, cache_config, make_request
+from tests.core.checking_worker import VOCAB, Loop, cache_config, make_request
 from tests.core.kv_parts import host_tier
+from tests.core.policies import ByPriority, SortedByPriority
 
 # Prompts are cut out of a few texts, so that many share a beginning.
 TEXTS = [[(3 * i + 7 * text) % VOCAB for i in range(40)] for text in range(2)]
@@ -208,6 +209,6 @@ def test_every_request_of_a_crowd_gives_what_it_gives_alone(loop: Loop, batch: l
     for name, received in loop.received.items():
         assert received.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
         if loop.requests[name].sampling_params.beam_search is None or name.partition(".")[2] in ("", "0"):
-            assert received.outputs[0].queued_time is not None
-            assert received.outputs[0].scheduled_time is not None
-        assert all(output.queued_time is None for output in received.outputs[1:])
+            assert received.outputs[0].times is not None
+            assert received.outputs[0].times.scheduled is not None
+        assert all(output.times is None for output in received.outputs[1:])

@@ -11,8 +11,9 @@ from octavo.core.fair import FairPolicy
 from octavo.core.policy import FcfsPolicy, Policy
 from octavo.core.priority import PriorityPolicy
 from octavo.messages import BeamSearch, EngineCoreRequest, FinishReason, Tenant
-from tests.core.checking_worker import VOCAB, ByPriority, Loop, SortedByPriority, cache_config, make_request
+from tests.core.checking_worker import VOCAB, Loop, cache_config, make_request
 from tests.core.kv_parts import host_tier
+from tests.core.policies import ByPriority, SortedByPriority
 
 
 def make_loop(depth: int, policy: type[Policy], chunked: bool, seed: int, tier: str) -> Loop:
@@ -87,7 +88,7 @@ def test_storm(depth: int, policy: type[Policy], chunked: bool, seed: int) -> No
             guilty = {name.split("/")[0] for name in loop.worker.failing} | loop.blamed  # a beam, all of its search
             assert request_id in guilty or (first in guilty and not received.tokens)
         preemptions += received.outputs[-1].num_preemptions
-        cached += received.outputs[-1].num_cached_tokens
+        cached += received.cache_use.num_cached_tokens
     assert preemptions > 0, "the pool is not small enough"
     assert (cached > 0) == (seed not in (2, 6))
     assert (loop.num_right > 0) == (seed % 2 == 1 and depth == 1)

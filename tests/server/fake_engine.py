@@ -18,7 +18,15 @@ from octavo.engine.deadlines import Deadlines
 from octavo.engine.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from octavo.engine.tenants import Tenants
 from octavo.exceptions import EngineDeadError, OverloadedError, RequestError, ValidationError
-from octavo.messages import CacheOrder, CacheReply, EngineInfo, RequestOutputKind, SamplingParams
+from octavo.messages import (
+    CacheOrder,
+    CacheReply,
+    CacheUse,
+    EngineInfo,
+    RequestOutputKind,
+    SamplingParams,
+    SchedulingOptions,
+)
 
 VOCAB = 128
 TIMES = RequestMetrics(10.0, queued_time=10.0, scheduled_time=10.5, first_token_time=11.0, last_token_time=12.0)
@@ -109,15 +117,15 @@ class FakeEngine:
             raise self.overload
 
     def reserve(
-        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], tenant: str, timeout: float | None
+        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], scheduling: SchedulingOptions
     ) -> list[None]:
         self.check_queue()
-        self.timeouts.append(Deadlines(QueueConfig()).timeout(timeout))
-        self.tenants.append(tenant)
+        self.timeouts.append(Deadlines(QueueConfig()).timeout(scheduling.timeout))
+        self.tenants.append(scheduling.tenant.name)
         return [None] * len(prompts)
 
-    def bound(self, params: SamplingParams, tenant: str, *, explicit: bool, priority: int) -> SamplingParams:
-        return self.table.bound(tenant, params, explicit=explicit, priority=priority)
+    def bound(self, params: SamplingParams, scheduling: SchedulingOptions, *, explicit: bool) -> SamplingParams:
+        return self.table.bound(params, scheduling, explicit=explicit)
 
     @property
     def num_running(self) -> int:
@@ -160,7 +168,9 @@ class FakeEngine:
         scored = None
         if first and params.prompt_logprobs is not None:
             scored = [None, *(self._entry(t, params.prompt_logprobs) for t in prompt[1:])]
-        return RequestOutput("r", None, prompt, outputs, finish_reason is not None, scored, TIMES, 3)
+        return RequestOutput(
+            "r", None, prompt, outputs, finish_reason is not None, scored, TIMES, CacheUse(num_cached_tokens=3)
+        )
 
     @staticmethod
     def _entry(token_id: int, top: int) -> dict[int, Logprob]:

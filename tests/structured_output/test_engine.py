@@ -228,7 +228,7 @@ def test_alone_in_a_batch_preempted_and_in_chunks(
 
         def count(victim: Request, original: Any = other._client._core._scheduler._book.preempt) -> None:
             nonlocal preempted
-            preempted += victim.source.grammar is not None
+            preempted += victim.source.output.grammar is not None
             original(victim)
 
         monkeypatch.setattr(other._client._core._scheduler._book, "preempt", count)

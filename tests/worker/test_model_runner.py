@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from octavo.backends.base import FloatArray, Runnable, StepInputs
-from octavo.messages import CachedRequestData, RequestFault, SamplingParams, SchedulerOutput, TokenLogprobs
+from octavo.messages import (
+    CachedRequestData,
+    OutputOptions,
+    RequestFault,
+    SamplingParams,
+    SchedulerOutput,
+    TokenLogprobs,
+)
 from octavo.worker.model_runner import NO_TOKEN
 from tests.worker.tiny_model import (
     MAX_LEN,
@@ -28,6 +35,7 @@ PARAMS = [
     SamplingParams(temperature=0.0, presence_penalty=1.0, min_tokens=8, max_tokens=8, prompt_logprobs=0, logprobs=2),
 ]
 OUTPUT = 8
+ENDS_AT_2 = OutputOptions(eos_token_ids=[2])
 
 
 def result_of(driver: Driver, request_id: str) -> tuple[list[int], list[object], list[object]]:
@@ -37,7 +45,7 @@ def result_of(driver: Driver, request_id: str) -> tuple[list[int], list[object],
 def run_alone(index: int, chunk: int = MAX_LEN, **runner: int) -> tuple[list[int], list[object], list[object]]:
     driver = Driver(make_runner(**runner))
     left = len(PROMPTS[index])
-    new = [new_request("r", PROMPTS[index], PARAMS[index], block_ids=all_blocks(0), eos_token_ids=[2])]
+    new = [new_request("r", PROMPTS[index], PARAMS[index], block_ids=all_blocks(0), output=ENDS_AT_2)]
     while left:
         take = min(chunk, left)
         driver.step({"r": take}, new)
@@ -90,7 +98,7 @@ def test_batch_equals_alone_with_chunks_and_late_arrivals(alone, prompt_rows):
             take = min(left[i], 9) or 1
             scheduled[f"r{i}"] = take
             if left[i] == len(prompt):
-                new.append(new_request(f"r{i}", prompt, PARAMS[i], block_ids=all_blocks(i), eos_token_ids=[2]))
+                new.append(new_request(f"r{i}", prompt, PARAMS[i], block_ids=all_blocks(i), output=ENDS_AT_2))
             left[i] = max(left[i] - take, 0)
             made[i] += left[i] == 0
         driver.step(scheduled, new)
@@ -103,7 +111,7 @@ def test_preempted_and_resubmitted_equals_uninterrupted(alone):
         driver = Driver(make_runner())
         driver.step(
             {"r": len(prompt)},
-            [new_request("r", prompt, PARAMS[index], block_ids=all_blocks(0), eos_token_ids=[2])],
+            [new_request("r", prompt, PARAMS[index], block_ids=all_blocks(0), output=ENDS_AT_2)],
         )
         driver.step({"r": 1})
         driver.step({"r": 1})
@@ -115,7 +123,7 @@ def test_preempted_and_resubmitted_equals_uninterrupted(alone):
             PARAMS[index],
             num_prompt_tokens=len(prompt),
             block_ids=all_blocks(5),
-            eos_token_ids=[2],
+            output=ENDS_AT_2,
         )
         # A recomputation in two chunks, forgotten and added in one plan, on other blocks.
         driver.step({"r": len(prompt)}, [again], finished_request_ids=["r"])
@@ -130,12 +138,12 @@ def test_prefix_from_cached_blocks_equals_computed(alone):
     driver = Driver(make_runner())
     prompt, params = PROMPTS[4], SamplingParams(temperature=0.0, presence_penalty=1.0, min_tokens=8, logprobs=2)
     driver.step(
-        {"first": len(prompt)}, [new_request("first", prompt, params, block_ids=all_blocks(0), eos_token_ids=[2])]
+        {"first": len(prompt)}, [new_request("first", prompt, params, block_ids=all_blocks(0), output=ENDS_AT_2)]
     )
     shared = all_blocks(0)[:2] + all_blocks(1)[2:]
     driver.step(
         {"r": len(prompt) - 32},
-        [new_request("r", prompt, params, num_computed_tokens=32, block_ids=shared, eos_token_ids=[2])],
+        [new_request("r", prompt, params, num_computed_tokens=32, block_ids=shared, output=ENDS_AT_2)],
     )
     for _ in range(OUTPUT - 1):
         driver.step({"r": 1})
@@ -208,7 +216,7 @@ def test_bad_logits_fail_one_request_alone(alone, value):
     runner = make_runner()
     runner._runnable = Poisoned(runner._runnable, {2: (1, value)})
     driver = Driver(runner)
-    new = [new_request(f"r{i}", PROMPTS[i], PARAMS[i], block_ids=all_blocks(i), eos_token_ids=[2]) for i in (0, 1, 3)]
+    new = [new_request(f"r{i}", PROMPTS[i], PARAMS[i], block_ids=all_blocks(i), output=ENDS_AT_2) for i in (0, 1, 3)]
     driver.step({f"r{i}": len(PROMPTS[i]) for i in (0, 1, 3)}, new)
     everyone = {"r0": 1, "r1": 1, "r3": 1}
     driver.step(everyone)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from octavo.config import SchedulerConfig, SpeculativeConfig
 from octavo.exceptions import ConfigError
-from octavo.messages import SamplingParams
+from octavo.messages import OutputOptions, SamplingParams
 from octavo.worker.spec_decode.drafter import NullDrafter
 from octavo.worker.spec_decode.methods.ngram import NgramDrafter
 from octavo.worker.spec_decode.registry import DRAFTERS, make_drafter
@@ -117,7 +117,7 @@ def test_tokens_and_logprobs_with_drafts_are_those_without(alone, wrong: int) ->
     """All requests in one batch, every ``wrong``-th token of their drafts wrong, drafts of many lengths."""
     driver = Driver(make_runner())
     new = [
-        new_request(f"r{i}", prompt, params, block_ids=all_blocks(i), eos_token_ids=[2])
+        new_request(f"r{i}", prompt, params, block_ids=all_blocks(i), output=OutputOptions(eos_token_ids=[2]))
         for i, (prompt, params) in enumerate(zip(PROMPTS, PARAMS))
     ]
     driver.step({request.request_id: len(request.token_ids) for request in new}, new)
@@ -139,7 +139,9 @@ def test_what_fails_behind_a_draft_fails_as_the_first_of_the_next_step() -> None
     """The first two tokens can only be 7, and the third nothing."""
     driver = Driver(make_runner())
     params = SamplingParams(temperature=0.0, allowed_token_ids=[7], max_tokens=8)
-    request = new_request("r", [1, 2, 3], params, block_ids=all_blocks(0), bad_words_token_ids=[[7, 7, 7]])
+    request = new_request(
+        "r", [1, 2, 3], params, block_ids=all_blocks(0), output=OutputOptions(bad_words_token_ids=[[7, 7, 7]])
+    )
     other = new_request("s", [4, 5], PARAMS[1], block_ids=all_blocks(1))
     assert driver.step({"r": 3, "s": 2}, [request, other]).sampled_token_ids["r"] == [7]
     output = driver.step({"r": 4, "s": 1}, draft_token_ids={"r": [7, 7, 7]})

@@ -13,6 +13,7 @@ from octavo.core.kv_cache.prefix_tree import PrefixTree, PrefixUse, Row, blocks_
 from octavo.core.request import Request
 from octavo.exceptions import ValidationError
 from octavo.messages import (
+    CacheOptions,
     CacheOrder,
     CacheReply,
     EngineCoreRequest,
@@ -40,14 +41,14 @@ def pin_prefix(kv: KVManager, hashes: Sequence[bytes], tenant: str | None, ttl: 
 def pin_wishes(kv: KVManager, request: Request) -> None:
     """Set the pins that ``request`` wishes, as far as they fit; note in it up to which token they do."""
     kv.cache.pins.expire()
-    for wish in request.source.cache_pins:
+    for wish in request.source.cache.pins:
         hashes = request.hashes(kv.block_size)[: wish.num_tokens // kv.block_size]
         try:
             if hashes:
-                pin_prefix(kv, hashes, request.source.tenant.name, wish.ttl)
+                pin_prefix(kv, hashes, request.source.scheduling.tenant.name, wish.ttl)
         except ValidationError:
             break
-        request.num_pinned_tokens = len(hashes) * kv.block_size
+        request.note_cache(num_pinned_tokens=len(hashes) * kv.block_size)
 
 
 class CacheAdmin:
@@ -234,6 +235,6 @@ def _prompt(token_ids: Sequence[int], salt: str | None) -> Request:
         prompt_token_ids=list(token_ids),
         sampling_params=SamplingParams(),
         arrival_time=0.0,
-        cache_salt=salt,
+        cache=CacheOptions(salt=salt),
     )
     return Request(source, SOLO, limit=0, queued_time=0.0)

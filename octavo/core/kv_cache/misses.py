@@ -61,7 +61,9 @@ class Misses:
 
 def _may_know(request: Request, entry: CacheEntry) -> bool:
     source = request.source
-    return entry.tenant == source.tenant.name and (entry.parent is not None or entry.salt == source.cache_salt)
+    return entry.tenant == source.scheduling.tenant.name and (
+        entry.parent is not None or entry.salt == source.cache.salt
+    )
 
 
 def _num_common(one: Sequence[int], other: Sequence[int]) -> int:

@@ -120,8 +120,8 @@ class Names:
             hashes[row - 1] if row else None,
             end,
             request.token_ids[start:end],
-            source.cache_salt,
-            source.tenant.name,
+            source.cache.salt,
+            source.scheduling.tenant.name,
             self._clock(),
         )
         self.blocks[key] = block

@@ -115,7 +115,7 @@ class MessageBuilder:
         """The tokens up to the last pin that were not ``cached``, each counted by the first pin that it is under."""
         tokens, done = dict.fromkeys(TTLS.values(), 0), cached
         for end, ttl in ((pin.num_tokens, pin.ttl) for pin in self._conversation.cache_pins):
-            kept = min(end, self._conversation.counter.num_pinned)
+            kept = min(end, self._conversation.counter.num_pinned_tokens)
             tokens[ttl] += max(0, kept - done)
             done = max(done, kept)
         return CacheCreation(ephemeral_5m_input_tokens=tokens[TTLS["5m"]], ephemeral_1h_input_tokens=tokens[TTLS["1h"]])

@@ -140,7 +140,7 @@ class Conversation:
     @property
     def cache_pins(self) -> Sequence[CachePin]:
         """What of the prompt the request wishes to be kept."""
-        return self._generation.cache_pins
+        return self._generation.cache.pins
 
     @property
     def prompt_token_ids(self) -> list[int]:

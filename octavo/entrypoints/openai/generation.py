@@ -30,10 +30,11 @@ from octavo.entrypoints.request_ids import current_request_id
 from octavo.entrypoints.state import ServedModel, ServerState
 from octavo.entrypoints.tenants import current_tenant
 from octavo.exceptions import ValidationError
+from octavo.messages import CacheOptions, SchedulingOptions, Tenant
 
 if TYPE_CHECKING:
     from octavo.engine.outputs import RequestMetrics, RequestOutput
-    from octavo.messages import CacheMiss, CachePin, SamplingParams
+    from octavo.messages import CacheMiss, CachePin, CacheUse, SamplingParams
 
 
 async def merge(streams: Sequence[AsyncIterator[Any]]) -> AsyncGenerator[tuple[int, Any], None]:
@@ -78,20 +79,23 @@ class UsageCounter:
 
     prompt_lengths: list[int]
     completion_tokens: int = 0
-    cached: dict[int, int] = field(default_factory=dict)
-    num_pinned: int = 0  # tokens up to which the prompt's pins could be set
+    cache_use: dict[int, CacheUse] = field(default_factory=dict)  # by prompt index
     cache_report: CacheReport | UnsetType = UNSET
     reasoning_tokens: int | None = None  # over all children that have ended; None where the model cannot think
 
     def add(self, prompt_index: int, output: RequestOutput) -> None:
         """Count ``output``, whose token ids are new ones."""
         self.completion_tokens += sum(len(choice.token_ids) for choice in output.outputs)
-        self.cached[prompt_index] = output.num_cached_tokens
-        self.num_pinned = output.num_pinned_tokens
+        self.cache_use[prompt_index] = output.cache_use
+
+    @property
+    def num_pinned_tokens(self) -> int:
+        """Up to which the first prompt's pins could be set."""
+        return self.cache_use[0].num_pinned_tokens if 0 in self.cache_use else 0
 
     def usage(self) -> Usage:
         prompt = sum(self.prompt_lengths)
-        details = PromptTokensDetails(sum(self.cached.values()), self.cache_report)
+        details = PromptTokensDetails(sum(use.num_cached_tokens for use in self.cache_use.values()), self.cache_report)
         thinking = UNSET if self.reasoning_tokens is None else CompletionTokensDetails(self.reasoning_tokens)
         return Usage(prompt, self.completion_tokens, prompt + self.completion_tokens, details, thinking)
 
@@ -111,6 +115,18 @@ def request_times(times: RequestMetrics, num_tokens: int) -> RequestTimes:
         mean_itl_ms=spent / gaps if spent is not None and gaps > 0 else None,
         tokens_per_second=1000 * gaps / spent if spent and gaps > 0 else None,
     )
+
+
+def scheduling_options(request: GenerationRequest) -> SchedulingOptions:
+    """What body and headers say of the request's urgency, and whose it is."""
+    tenant, timeout = Tenant(current_tenant()), shortest(request.timeout)
+    return SchedulingOptions(priority=request.priority, tenant=tenant, timeout=timeout)
+
+
+def cache_options(request: GenerationRequest, pins: Sequence[CachePin]) -> CacheOptions:
+    """What the body says of the prefix cache; ``pins``: its breakpoints, in tokens."""
+    report = bool(request.return_cache_report)
+    return CacheOptions(salt=request.cache_salt, pins=tuple(pins), wants_report=report)
 
 
 class Generation:
@@ -137,8 +153,8 @@ class Generation:
         if request.return_cache_report and len(prompts) > 1:
             raise ValidationError("return_cache_report needs a single prompt", parameter="return_cache_report")
         self._state, self._engine = state, model.ready_engine()
-        tenant, explicit = current_tenant(), request.names_max_tokens
-        params = [self._engine.bound(one, tenant, explicit=explicit, priority=request.priority) for one in params]
+        scheduling, explicit = scheduling_options(request), request.names_max_tokens
+        params = [self._engine.bound(one, scheduling, explicit=explicit) for one in params]
         check_logprobs(prompts, params, self._engine.info.vocab_size)
         self.request, self.prompts, self.params = request, prompts, params
         self.tokenizer = self._engine.tokenizer
@@ -146,15 +162,12 @@ class Generation:
         self.system_fingerprint = model.system_fingerprint
         self.n = params[0].n
         self.counter = UsageCounter([len(prompt) for prompt in prompts])
-        self.cache_pins, self._explain = cache_pins, explain
+        self.cache, self._explain = cache_options(request, cache_pins), explain
         self._times: RequestMetrics | None = None
         # what the client chose may repeat, what the engine is told must not: an abort is for this one alone
         self._engine_id = f"{response_id}-{uuid.uuid4().hex[:12]}"
-        timeout = shortest(request.timeout)
-        places = self._engine.reserve(prompts, params, tenant, timeout)
-        more: dict[str, Any] = {"timeout": timeout, "priority": request.priority, "cache_salt": request.cache_salt}
-        more |= {"arrival_time": arrival_time.get(), "cache_pins": cache_pins}
-        more["wants_cache_report"] = bool(request.return_cache_report)
+        places = self._engine.reserve(prompts, params, scheduling)
+        more: dict[str, Any] = {"scheduling": scheduling, "cache": self.cache, "arrival_time": arrival_time.get()}
         self._streams = [
             self._engine.generate(prompt, one, request_id=self._engine_id, place=place, **more)
             for prompt, one, place in zip(prompts, params, places, strict=True)
@@ -188,8 +201,8 @@ class Generation:
                         self.counter.add(0, output)
                         self._log.add(0, output)
                         self._times = output.metrics
-                        if output.cache_miss is not None and self.counter.cache_report is UNSET:
-                            self.counter.cache_report = await asyncio.to_thread(self._explain, output.cache_miss)
+                        if output.cache_use.miss is not None and self.counter.cache_report is UNSET:
+                            self.counter.cache_report = await asyncio.to_thread(self._explain, output.cache_use.miss)
                         yield 0, output
                 return
             async with aclosing(merge(self._streams)) as merged:

@@ -35,7 +35,7 @@ class BadWords:
 
 def make(request: NewRequestData) -> BadWords | None:
     """The processor ``request`` needs, or None."""
-    sequences = request.bad_words_token_ids
+    sequences = request.output.bad_words_token_ids
     if not sequences:
         return None
     after: dict[int, list[tuple[Int32Array, int]]] = {}

@@ -32,14 +32,14 @@ class Constraints:
 
     def add(self, request: NewRequestData) -> None:
         """A request begins, or comes back. Raises RequestError if its grammar does not compile or does not fit it."""
-        if request.grammar is None:
+        if request.output.grammar is None:
             return
         if self._grammars is None:
             raise RequestError("structured output is not available here")
         output = request.token_ids[request.num_prompt_tokens :]
         family = request.request_id.partition(".")[0]  # samples of one request are <id>.0, <id>.1, ...
         budget = self._budgets.setdefault(family, MaskBudget())
-        self._matchers[request.request_id] = self._grammars.matcher(request.grammar, output, budget)
+        self._matchers[request.request_id] = self._grammars.matcher(request.output.grammar, output, budget)
 
     def remove(self, request_id: str) -> None:
         """Unknown ids are ignored."""

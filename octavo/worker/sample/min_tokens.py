@@ -28,7 +28,7 @@ def make(request: NewRequestData) -> MinTokens | None:
     params = request.sampling_params
     stops = set(params.stop_token_ids)
     if not params.ignore_eos:
-        stops.update(request.eos_token_ids)
+        stops.update(request.output.eos_token_ids)
     if params.min_tokens == 0 or not stops:
         return None
     return MinTokens(params.min_tokens, np.array(sorted(stops), np.int64))

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.messages import NewRequestData, SamplingParams
+from octavo.messages import NewRequestData, OutputOptions, SamplingParams
 from octavo.worker.sample import bad_words
 
 VOCAB = 6
@@ -21,7 +21,7 @@ def request(words: list[list[int]]) -> NewRequestData:
         num_computed_tokens=0,
         block_ids=[1],
         sampling_params=SamplingParams(),
-        bad_words_token_ids=words,
+        output=OutputOptions(bad_words_token_ids=words),
     )
 
 

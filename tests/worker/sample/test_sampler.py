@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from octavo.backends.base import SampledRows, SampleRows
 from octavo.backends.cpu import _kernels
 from octavo.exceptions import ValidationError
-from octavo.messages import NewRequestData, SamplingParams, TokenLogprobs
+from octavo.messages import NewRequestData, OutputOptions, SamplingParams, TokenLogprobs
 from octavo.worker.sample.rows import sample_rows
 from octavo.worker.sample.sampler import RequestSampler
 from octavo.worker.sample.temperature import weights
@@ -67,7 +67,7 @@ def sampler(
         block_ids=[1],
         sampling_params=params,
         sample_index=sample_index,
-        eos_token_ids=eos or [],
+        output=OutputOptions(eos_token_ids=eos or []),
     )
     return RequestSampler.of(request, vocab_size)
 
