@@ -22,13 +22,11 @@ import msgspec
 from octavo.config import EngineConfig, TenantTable
 from octavo.engine.core_client import AsyncCoreClient
 from octavo.engine.deadlines import Deadlines
-from octavo.engine.fault_log import tell
 from octavo.engine.gate import Gate
 from octavo.engine.input_processor import InputProcessor
-from octavo.engine.output_collector import OutputCollector
+from octavo.engine.live_request import LiveRequest
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.outputs import RequestOutput
-from octavo.engine.parallel_sampling import ParentRequest
 from octavo.engine.prompts import Prompt, parse_prompt
 from octavo.engine.recovery import Recovery
 from octavo.engine.supervisor import Supervisor
@@ -107,14 +105,15 @@ class AsyncLLM:
             "kv_cache_memory_bytes": str(info.kv_cache_bytes),
         }
         self._supervisor = Supervisor(config, client, info)
-        self._collectors: dict[ParentRequest, OutputCollector] = {}
-        self._recovery = Recovery(config.supervisor, self._collectors, self._end)
+        self._live: dict[LiveRequest, None] = {}  # those whose streams are open, in order of arrival
+        self._recovery = Recovery(config.supervisor, self._live.keys(), self._end)
         self._gate = Gate(self._submit, self._recovery.release)
         self._restart_wait = config.supervisor.core_restart_wait
         self._gone: asyncio.Future[EngineDeadError] = asyncio.get_running_loop().create_future()
         self._input = InputProcessor(tokenizer, info, config)
         self._checks = CheckQueue(self._input.grammars)
-        self._output = OutputProcessor(tokenizer, config.sampling.stream_interval)
+        self._output = OutputProcessor(tokenizer)
+        self._stream_interval = config.sampling.stream_interval
         self._rate = ServiceRate()
         self._tenants = Tenants(tenants or TenantTable())
         self.metrics = EngineMetrics(name, info.max_model_len, cache_info, tenants=self._tenants.labels)
@@ -122,7 +121,6 @@ class AsyncLLM:
         self._room = WaitingRoom(
             config.queue, config.scheduler.max_num_seqs, self._rate, self._tenants, self._count_refusal
         )
-        self._places: dict[str, Place] = {}  # by the id of the sequence that will run first
         self._numbers = itertools.count()
         self._closing = False
         self._drained = asyncio.Event()
@@ -243,22 +241,20 @@ class AsyncLLM:
         self, request_id: str, prompt: str | None, request: EngineCoreRequest, place: Place
     ) -> AsyncGenerator[RequestOutput, None]:
         self._check_alive()
-        collector = OutputCollector(request.sampling_params.output_kind)
-        parent = ParentRequest(request_id, prompt, request, collector.put)
-        self._collectors[parent] = collector
-        self._places[parent.child_ids[0]] = place
-        timers = self._deadlines.watch(
-            request.arrival_time, request.deadline, lambda: place.waits, lambda error: self._give_up(parent, error)
+        live = LiveRequest(
+            request_id, prompt, request, self.tokenizer, stream_interval=self._stream_interval, place=place
         )
+        self._live[live] = None
+        live.timers = self._deadlines.watch(live, self._give_up)
         try:
-            self._output.add(parent)
-            self._gate.enter(parent)
-            while not parent.finished or collector:
-                output = await collector.get()
+            self._output.add(live)
+            self._gate.enter(live)
+            while not live.finished or live.collector:
+                output = await live.collector.get()
                 for completion in output.outputs:
                     if completion.finish_reason == FinishReason.ABORT and _is_past(request.deadline):
                         timeout = request.scheduling.timeout or 0.0
-                        raise self._noted(parent, self._deadlines.late(timeout, place.waits))
+                        raise self._noted(live, self._deadlines.late(timeout, live.waits))
                     if completion.finish_reason == FinishReason.ERROR:
                         fault = completion.fault or RequestFault("")
                         raise fault.exception(str(completion.stop_reason))
@@ -266,60 +262,56 @@ class AsyncLLM:
                     self._recovery.quarantine.clear(request)
                 yield output
         finally:
-            for timer in timers:
-                timer.cancel()
-            self._abort(parent)
-            self._gate.leave(parent)
-            place.leave()
-            self._places.pop(parent.child_ids[0], None)
-            del self._collectors[parent]
-            if not self._collectors:
+            self._abort(live)
+            self._gate.leave(live)
+            live.close()
+            del self._live[live]
+            if not self._live:
                 self._drained.set()
 
-    def _submit(self, parent: ParentRequest) -> None:
+    def _submit(self, live: LiveRequest) -> None:
         """Hand a request to the core; one that cannot be sent ends alone."""
         try:
-            requests = self._output.restart(parent) if parent.times_submitted else [parent.request]
-            self._client.submit(requests)
-            parent.times_submitted += 1
+            self._client.submit(live.to_submit())
+            live.times_submitted += 1
         except Exception as error:
-            self._end(parent, RequestError, RequestFault.of(error, "sending it to the engine core"))
+            self._end(live, RequestError, RequestFault.of(error, "sending it to the engine core"))
 
-    def _end(self, parent: ParentRequest, kind: type[OctavoError], fault: RequestFault) -> None:
+    def _end(self, live: LiveRequest, kind: type[OctavoError], fault: RequestFault) -> None:
         """End a request on this side: its stream raises ``kind``."""
-        message = tell(fault, parent.request_id, parent.child_ids[0], parent.label)
-        self._collectors[parent].fail(kind(message))
-        self._note(self._output.end(parent.child_ids, FinishReason.ERROR, message))
+        message = live.tell(fault)
+        live.collector.fail(kind(message))
+        self._note(self._output.end(live, FinishReason.ERROR, message))
 
-    def _give_up(self, parent: ParentRequest, error: OctavoError) -> None:
+    def _give_up(self, live: LiveRequest, error: OctavoError) -> None:
         """Its time is over: its stream raises ``error``, and the core forgets it. A whole answer is still read."""
-        if not parent.finished:
-            self._collectors[parent].fail(self._noted(parent, error))
-            self._abort(parent)
+        if not live.finished:
+            live.collector.fail(self._noted(live, error))
+            self._abort(live)
 
-    def _noted(self, parent: ParentRequest, error: OctavoError) -> OctavoError:
+    def _noted(self, live: LiveRequest, error: OctavoError) -> OctavoError:
         """``error``, which ends a request whose time is over, counted and in the log."""
         if isinstance(error, QueueTimeError):
             self._count_refusal(error.reason)
-        named = (parent.request_id, parent.child_ids[0], error)
-        logger.warning("request %s (%s) ended: %s", *named, extra={"request_id": parent.label})
+        named = (live.request_id, live.core_ids[0], error)
+        logger.warning("request %s (%s) ended: %s", *named, extra={"request_id": live.label})
         return error
 
     def _count_refusal(self, reason: str) -> None:
         self.metrics.count_rejection(reason)
         self._throughput.refuse(reason)
 
-    def _abort(self, parent: ParentRequest) -> None:
+    def _abort(self, live: LiveRequest) -> None:
         """End what still runs of a request, here and in the core."""
-        if not parent.finished:
-            self._client.submit(abort_ids=parent.child_ids)
-            self._note(self._output.end(parent.child_ids, FinishReason.ABORT))
+        if not live.finished:
+            self._client.submit(abort_ids=live.core_ids)
+            self._note(self._output.end(live, FinishReason.ABORT))
 
     async def abort(self, request_id: str) -> None:
         """End every running request with this (external) id; their streams end with finish_reason abort."""
-        for parent in list(self._collectors):
-            if parent.request_id == request_id:
-                self._abort(parent)
+        for live in list(self._live):
+            if live.request_id == request_id:
+                self._abort(live)
 
     async def steer(self, order: CacheOrder) -> CacheReply:
         """Do something with cached prefixes. Raises ValidationError if it cannot be done, and EngineDeadError."""
@@ -333,7 +325,7 @@ class AsyncLLM:
 
     @property
     def num_active(self) -> int:
-        return len(self._collectors)
+        return len(self._live)
 
     @property
     def core_pid(self) -> int:
@@ -368,6 +360,8 @@ class AsyncLLM:
             self._gone.set_result(dead)
 
     def _take(self, outputs: EngineCoreOutputs) -> None:
+        if outputs.stats is not None:
+            self._output.begun(outputs.stats.admitted_ids)
         processed = self._output.process(outputs)
         if processed.abort_ids:
             self._client.submit(abort_ids=processed.abort_ids)
@@ -376,9 +370,6 @@ class AsyncLLM:
         if outputs.stats is not None:
             self.num_running = self._room.num_running = outputs.stats.num_running
             self._told_waiting = outputs.stats.num_waiting
-            for request_id in outputs.stats.admitted_ids:
-                if (place := self._places.pop(request_id, None)) is not None:
-                    place.leave()
         self._rate.record(outputs, processed.iteration)
         for name, (prompt_tokens, output_tokens) in processed.iteration.tenant_tokens.items():
             self._tenants.use(name, output_tokens)
@@ -442,7 +433,7 @@ class AsyncLLM:
         A second call while the first one drains does not wait for it; ``now`` does not wait for the core's step either.
         """
         self._closing = True
-        if self._collectors and self._supervisor.failure is None and drain_seconds > 0:
+        if self._live and self._supervisor.failure is None and drain_seconds > 0:
             self._drained.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._drained.wait(), drain_seconds)

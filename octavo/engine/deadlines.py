@@ -12,15 +12,17 @@ import time
 from collections.abc import Callable
 
 from octavo.config import QueueConfig
+from octavo.engine.live_request import LiveRequest
 from octavo.exceptions import DeadlineError, OctavoError, QueueTimeError, ValidationError
 
 MAX_TIMEOUT = 1e6  # seconds
 
 
 class Deadlines:
-    """The limits of ``config``, and those that requests bring."""
+    """The limits of ``config``, and those that requests bring. ``clock`` gives seconds, as in arrival times."""
 
-    def __init__(self, config: QueueConfig) -> None:
+    def __init__(self, config: QueueConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._queue_time, self._longest = config.max_queue_time, config.generation_timeout
 
     def timeout(self, own: float | None) -> float | None:
@@ -31,24 +33,20 @@ class Deadlines:
         given = [seconds for seconds in (own, self._longest or None) if seconds is not None]
         return min(given, default=None)
 
-    def watch(
-        self,
-        arrival_time: float,
-        deadline: float | None,
-        is_waiting: Callable[[], bool],
-        end: Callable[[OctavoError], None],
-    ) -> list[asyncio.TimerHandle]:
-        """Timers that call ``end`` with what the request's caller shall hear; cancel them when it has ended."""
+    def watch(self, live: LiveRequest, end: Callable[[LiveRequest, OctavoError], None]) -> list[asyncio.TimerHandle]:
+        """Timers that call ``end`` with what the caller of ``live`` shall hear; cancel them when it has ended."""
+        arrival_time, deadline = live.request.arrival_time, live.request.deadline
 
         def give_up() -> None:
-            if is_waiting():
-                end(QueueTimeError(f"the request waited for {self._queue_time:g} s (--max-queue-time) in vain"))
+            if live.waits:
+                message = f"the request waited for {self._queue_time:g} s (--max-queue-time) in vain"
+                end(live, QueueTimeError(message))
 
         def time_is_up() -> None:
             assert deadline is not None
-            end(self.late(deadline - arrival_time, is_waiting()))
+            end(live, self.late(deadline - arrival_time, live.waits))
 
-        loop, now, timers = asyncio.get_running_loop(), time.monotonic(), []
+        loop, now, timers = asyncio.get_running_loop(), self._clock(), []
         if self._queue_time:
             timers.append(loop.call_later(arrival_time + self._queue_time - now, give_up))
         if deadline is not None:

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 
-from octavo.engine.parallel_sampling import ParentRequest
+from octavo.engine.live_request import LiveRequest
 
 PATIENCE = 5.0  # seconds in which a core that works must have begun with the suspect
 
@@ -29,33 +29,33 @@ class Gate:
 
     def __init__(
         self,
-        submit: Callable[[ParentRequest], None],
+        submit: Callable[[LiveRequest], None],
         all_clear: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.on_trial: ParentRequest | None = None
+        self.on_trial: LiveRequest | None = None
         self._submit, self._all_clear, self._clock = submit, all_clear, clock
         self._give_up_at: float | None = None  # None: the core has begun with the suspect
         self._is_open = True
-        self._again: deque[ParentRequest] = deque()
-        self._waiting: dict[ParentRequest, None] = {}  # in order of arrival
+        self._again: deque[LiveRequest] = deque()
+        self._waiting: dict[LiveRequest, None] = {}  # in order of arrival
 
-    def enter(self, parent: ParentRequest) -> None:
-        """Submit ``parent``, now or when its turn comes."""
+    def enter(self, live: LiveRequest) -> None:
+        """Submit ``live``, now or when its turn comes."""
         if self._is_open and self.on_trial is None:
-            self._submit(parent)
+            self._submit(live)
         else:
-            self._waiting[parent] = None
+            self._waiting[live] = None
 
-    def leave(self, parent: ParentRequest) -> None:
-        """``parent`` has ended: nothing of it stays here, however long the core takes to come back."""
-        self._waiting.pop(parent, None)
+    def leave(self, live: LiveRequest) -> None:
+        """``live`` has ended: nothing of it stays here, however long the core takes to come back."""
+        self._waiting.pop(live, None)
 
     def close(self) -> None:
         """The core is gone."""
         self._is_open, self.on_trial = False, None
 
-    def open(self, again: Iterable[ParentRequest]) -> None:
+    def open(self, again: Iterable[LiveRequest]) -> None:
         """A new core is there; ``again``: what the dead one had and is to be computed anew, in order."""
         self._again = deque(again)
         self._is_open = True
@@ -65,7 +65,7 @@ class Gate:
         """The core has answered, or begun with, these sequences."""
         if self.on_trial is None:
             return
-        suspects = set(self.on_trial.child_ids)
+        suspects = set(self.on_trial.core_ids)
         if not suspects.isdisjoint(answered_ids):
             self._next()
         elif not suspects.isdisjoint(admitted_ids):
@@ -76,11 +76,11 @@ class Gate:
     def _next(self) -> None:
         self.on_trial = None
         while self._again:
-            parent = self._again.popleft()
-            if not parent.finished:
-                self._submit(parent)
-            if not parent.finished:
-                self.on_trial, self._give_up_at = parent, self._clock() + PATIENCE
+            live = self._again.popleft()
+            if not live.finished:
+                self._submit(live)
+            if not live.finished:
+                self.on_trial, self._give_up_at = live, self._clock() + PATIENCE
                 return
         self._let_in()
 
@@ -88,11 +88,11 @@ class Gate:
         """There is no suspect (any more): everybody goes on."""
         self.on_trial = None
         again, self._again = self._again, deque()
-        for parent in again:
-            if not parent.finished:
-                self._submit(parent)
+        for live in again:
+            if not live.finished:
+                self._submit(live)
         self._all_clear()
         waiting, self._waiting = self._waiting, {}
-        for parent in waiting:
-            if not parent.finished:
-                self._submit(parent)
+        for live in waiting:
+            if not live.finished:
+                self._submit(live)

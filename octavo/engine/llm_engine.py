@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from octavo.config import EngineConfig
 from octavo.engine.core_client import InprocClient
 from octavo.engine.input_processor import InputProcessor
+from octavo.engine.live_request import LiveRequest
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.outputs import RequestOutput
-from octavo.engine.parallel_sampling import ParentRequest
 from octavo.messages import CacheOptions, FinishReason, ResetCache, SamplingParams, SchedulingOptions
 from octavo.tokenizer import load_tokenizer
 
@@ -29,7 +29,8 @@ class LLMEngine:
         self._client = InprocClient(config, on_phase)
         self.info = self._client.info
         self._input = InputProcessor(self.tokenizer, self.info, config)
-        self._output = OutputProcessor(self.tokenizer, config.sampling.stream_interval)
+        self._output = OutputProcessor(self.tokenizer)
+        self._stream_interval = config.sampling.stream_interval
         self._news: list[RequestOutput] = []
         self._numbers = itertools.count()
 
@@ -42,7 +43,7 @@ class LLMEngine:
         prompt_text: str | None = None,
         scheduling: SchedulingOptions = SchedulingOptions(),
         cache: CacheOptions = CacheOptions(),
-    ) -> ParentRequest:
+    ) -> LiveRequest:
         """Check and queue a request. ``prompt_text`` is what RequestOutput.prompt says when ``prompt`` is ids.
 
         Raises ValidationError.
@@ -50,10 +51,12 @@ class LLMEngine:
         request = self._input.process(prompt, params, scheduling=scheduling, cache=cache)
         text = prompt if isinstance(prompt, str) else prompt_text
         request_id = request_id if request_id is not None else str(next(self._numbers))
-        parent = ParentRequest(request_id, text, request, self._news.append)
-        self._output.add(parent)
-        self._client.submit([parent.request])
-        return parent
+        live = LiveRequest(
+            request_id, text, request, self.tokenizer, stream_interval=self._stream_interval, sink=self._news.append
+        )
+        self._output.add(live)
+        self._client.submit(live.to_submit())
+        return live
 
     def has_unfinished(self) -> bool:
         return len(self._output) > 0

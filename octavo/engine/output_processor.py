@@ -1,57 +1,28 @@
 """From the core's tokens to the caller's text: detokenising, stop strings, logprobs, and the times of each request.
 
-One fault here (a detokeniser's exception) ends one request. Every request that fails, wherever it did, is one line in
-the log, written from here: error id, the caller's id, the engine's, the cause. Knows nothing of sockets or HTTP.
+One fault here (a detokeniser's exception) ends one request, with a line in the log. Knows nothing of sockets or HTTP.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import msgspec
 
-from octavo.engine.detokenizer import IncrementalDetokenizer
-from octavo.engine.fault_log import tell
-from octavo.engine.outputs import CompletionOutput, FlatLogprobs, Logprob, PromptLogprobs, RequestMetrics
-from octavo.engine.parallel_sampling import ParentRequest
+from octavo.engine.live_request import LiveRequest, Sample
+from octavo.engine.outputs import CompletionOutput, Logprob
 from octavo.messages import (
-    CacheUse,
     EngineCoreOutput,
     EngineCoreOutputs,
-    EngineCoreRequest,
     FinishReason,
     RequestFault,
     RequestOutputKind,
-    SamplingParams,
     TokenLogprobs,
 )
 from octavo.metrics.stats import FinishedRequest, IterationStats
 from octavo.tokenizer.base import Tokenizer
-
-
-@dataclass(slots=True)
-class Sample:
-    """One sample that is running in the core."""
-
-    request: EngineCoreRequest
-    parent: ParentRequest
-    detokenizer: IncrementalDetokenizer | None
-    metrics: RequestMetrics
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[dict[int, Logprob]] | FlatLogprobs | None = None
-    cumulative_logprob: float = 0.0
-    cache_use: CacheUse = CacheUse()
-    begun: bool = False  # an output has been emitted
-    interval: int = 1  # tokens between two outputs
-    num_unsent: int = 0  # tokens since the last output, and
-    unsent: list[str] = field(default_factory=list)  # with DELTA, the text shown since
-
-    @property
-    def due(self) -> bool:
-        """Whether enough is new for an output; the first token always is."""
-        return self.num_unsent >= (self.interval if self.begun else 1)
 
 
 @dataclass(slots=True)
@@ -63,12 +34,13 @@ class Processed:
 
 
 class OutputProcessor:
-    """All running sequences of a front end. Outputs go to the sinks of their ParentRequests."""
+    """The sequences of a front end that have not ended, by the ids that the core knows them by.
 
-    def __init__(self, tokenizer: Tokenizer, stream_interval: int = 1) -> None:
-        """``stream_interval``: least number of tokens between two outputs; a request may ask for more."""
-        self._tokenizer = tokenizer
-        self._stream_interval = stream_interval
+    ``clock`` gives the seconds that arrival times are in.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, clock: Callable[[], float] = time.monotonic) -> None:
+        self._tokenizer, self._clock = tokenizer, clock
         self._samples: dict[str, Sample] = {}
         self._token_texts: dict[int, str] = {}  # no larger than the vocabulary
 
@@ -79,36 +51,17 @@ class OutputProcessor:
     def running_ids(self) -> list[str]:
         return list(self._samples)
 
-    def add(self, parent: ParentRequest) -> None:
+    def add(self, live: LiveRequest) -> None:
         """Begin to follow all samples of a request."""
-        for child in parent.children:
-            self._begin(parent, child)
+        for sample in live.samples:
+            self._samples[sample.request.request_id] = sample
 
-    def restart(self, parent: ParentRequest) -> list[EngineCoreRequest]:
-        """Forget what has come of the samples of a request that have not ended; what is to be computed again.
-
-        That is the request itself if none has ended (beams end together), else each sample alone.
-        """
-        again = [child for child in parent.children if child.request_id in self._samples]
-        for child in again:
-            self._begin(parent, child)
-        return again if len(again) < len(parent.children) else [parent.request]
-
-    def _begin(self, parent: ParentRequest, child: EngineCoreRequest) -> None:
-        params = child.sampling_params
-        if params.wants_prompt_logprobs:
-            parent.prompt_logprobs = _unscored(child)
-        detokenizer = None
-        if params.detokenize:
-            detokenizer = IncrementalDetokenizer(self._tokenizer, params, child.prompt_token_ids)
-        self._samples[child.request_id] = Sample(
-            request=child,
-            parent=parent,
-            detokenizer=detokenizer,
-            metrics=RequestMetrics(arrival_time=child.arrival_time),
-            logprobs=_new_logprobs(params) if params.wants_logprobs else None,
-            interval=max(params.stream_interval or 1, self._stream_interval),
-        )
+    def begun(self, core_ids: Iterable[str]) -> None:
+        """The core has begun with these sequences: a request whose first sample is among them waits no longer."""
+        for core_id in core_ids:
+            sample = self._samples.get(core_id)
+            if sample is not None and sample.request.sample_index == 0 and sample.live.place is not None:
+                sample.live.place.leave()
 
     def process(self, outputs: EngineCoreOutputs) -> Processed:
         """Apply one step's outputs. Those of sequences that have already ended here are ignored. Never raises."""
@@ -125,14 +78,14 @@ class OutputProcessor:
                 self._break(sample, RequestFault.of(error, "making text of its tokens"), processed.iteration)
         return processed
 
-    def end(self, request_ids: Iterable[str], reason: FinishReason, detail: str | None = None) -> IterationStats:
-        """End sequences from this side, e.g. because their caller left; each gets its last output. Unknown ids pass.
+    def end(self, live: LiveRequest, reason: FinishReason, detail: str | None = None) -> IterationStats:
+        """End a request from this side, e.g. because its caller left; each sample that runs gets its last output.
 
         Never raises, so nothing stays behind.
         """
         iteration = IterationStats()
-        for request_id in list(request_ids):
-            if sample := self._samples.get(request_id):
+        for sample in live.samples:
+            if not sample.ended:
                 try:
                     if sample.detokenizer is not None:
                         sample.unsent.append(sample.detokenizer.update([], True).delta)
@@ -141,9 +94,10 @@ class OutputProcessor:
                     self._break(sample, RequestFault.of(error, "ending it"), iteration)
         return iteration
 
-    def end_all(self, reason: FinishReason, detail: str | None = None) -> IterationStats:
-        """End every sample."""
-        return self.end(list(self._samples), reason, detail)
+    def end_all(self, reason: FinishReason, detail: str | None = None) -> None:
+        """End every request."""
+        for live in dict.fromkeys(sample.live for sample in self._samples.values()):
+            self.end(live, reason, detail)
 
     # ---- one output of one sequence
 
@@ -151,13 +105,13 @@ class OutputProcessor:
         reason, stop_reason, fault = output.finish_reason, output.stop_reason, None
         if reason == FinishReason.ERROR:
             fault = output.error or RequestFault("internal error")
-            stop_reason = self._tell(sample, fault)
+            stop_reason = sample.tell(fault)
         if sample.detokenizer is not None:
             shown = output.new_token_ids
             if reason == FinishReason.STOP and not sample.request.sampling_params.include_stop_str_in_output:
                 shown = shown[:-1]  # the EOS or stop token ends the text and is no part of it
             update = sample.detokenizer.update(shown, reason is not None)
-            if sample.parent.kind == RequestOutputKind.DELTA:
+            if sample.live.kind == RequestOutputKind.DELTA:
                 sample.unsent.append(update.delta)
             if update.stop_string is not None:
                 if reason is None:
@@ -170,7 +124,7 @@ class OutputProcessor:
         sample.num_unsent += len(output.new_token_ids)
         if reason is not None:
             self._end(sample, reason, stop_reason, processed.iteration, fault)
-        elif sample.due and sample.parent.wants(finished=False):
+        elif sample.due and sample.live.kind != RequestOutputKind.FINAL_ONLY:
             self._emit(sample, self._completion(sample, None, None))
 
     def _end(
@@ -185,27 +139,25 @@ class OutputProcessor:
         completion = self._completion(sample, reason.value, stop_reason)
         completion.fault = fault
         del self._samples[sample.request.request_id]
+        sample.ended = True
         self._emit(sample, completion)
-        iteration.finished.append(_finished(sample, reason))
+        iteration.finished.append(_finished(sample, reason, self._clock()))
 
     def _break(self, sample: Sample, fault: RequestFault, iteration: IterationStats) -> None:
         """End a sequence whose output cannot be made: its last one says why, and has no text."""
-        reason = self._tell(sample, fault)
+        reason = sample.tell(fault)
         if self._samples.pop(sample.request.request_id, None) is None:
             return  # it had ended already
+        sample.ended = True
         index = sample.request.sample_index
         error = FinishReason.ERROR.value
         bare = CompletionOutput(index, "", [], finish_reason=error, stop_reason=reason, fault=fault)
-        sample.parent.emit(bare, sample.metrics, sample.cache_use, None)
-        iteration.finished.append(_finished(sample, FinishReason.ERROR))
-
-    @staticmethod
-    def _tell(sample: Sample, fault: RequestFault) -> str:
-        return tell(fault, sample.parent.request_id, sample.request.request_id, sample.parent.label)
+        sample.live.emit(bare, sample.metrics, sample.cache_use, None)
+        iteration.finished.append(_finished(sample, FinishReason.ERROR, self._clock()))
 
     def _completion(self, sample: Sample, reason: str | None, stop_reason: int | str | None) -> CompletionOutput:
         """What the caller sees of a sample: with DELTA what is unsent, else all of it."""
-        is_delta = sample.parent.kind == RequestOutputKind.DELTA
+        is_delta = sample.live.kind == RequestOutputKind.DELTA
         start = len(sample.token_ids) - sample.num_unsent if is_delta else 0
         text = "".join(sample.unsent)
         if not is_delta:
@@ -221,12 +173,12 @@ class OutputProcessor:
         )
 
     def _emit(self, sample: Sample, completion: CompletionOutput) -> None:
-        prompt_logprobs = sample.parent.prompt_logprobs
-        if sample.begun and sample.parent.kind == RequestOutputKind.DELTA:
+        prompt_logprobs = sample.live.prompt_logprobs
+        if sample.begun and sample.live.kind == RequestOutputKind.DELTA:
             prompt_logprobs = None
         sample.begun, sample.num_unsent = True, 0
         sample.unsent.clear()
-        sample.parent.emit(completion, sample.metrics, sample.cache_use, prompt_logprobs)
+        sample.live.emit(completion, sample.metrics, sample.cache_use, prompt_logprobs)
 
     # ---- logprobs and times
 
@@ -235,9 +187,9 @@ class OutputProcessor:
             for entry in output.new_logprobs or []:
                 sample.logprobs.append(self._logprob_map(entry))
                 sample.cumulative_logprob += entry.logprobs[0]
-        if sample.parent.prompt_logprobs is not None:
+        if sample.live.prompt_logprobs is not None:
             for entry in output.new_prompt_logprobs or []:
-                sample.parent.prompt_logprobs.append(self._logprob_map(entry))
+                sample.live.prompt_logprobs.append(self._logprob_map(entry))
 
     def _logprob_map(self, entry: TokenLogprobs) -> dict[int, Logprob]:
         """By token id, the token itself first. It may come again among the others, with the same values."""
@@ -266,7 +218,7 @@ class OutputProcessor:
         iteration.num_generation_tokens += len(output.new_token_ids)
         begins = metrics.last_token_time is None and sample.request.sample_index == 0
         prompt_tokens = len(sample.request.prompt_token_ids) if begins else 0
-        iteration.count_tenant(sample.parent.request.scheduling.tenant.name, prompt_tokens, len(output.new_token_ids))
+        iteration.count_tenant(sample.live.request.scheduling.tenant.name, prompt_tokens, len(output.new_token_ids))
         if metrics.last_token_time is None:
             metrics.first_token_time = now
             if sample.request.sample_index == 0:  # the prompt of all samples is computed once
@@ -289,22 +241,11 @@ def _cut(output: EngineCoreOutput, num_tokens: int) -> EngineCoreOutput:
     )
 
 
-def _new_logprobs(params: SamplingParams) -> list[dict[int, Logprob]] | FlatLogprobs:
-    return FlatLogprobs() if params.flat_logprobs else []
-
-
-def _unscored(request: EngineCoreRequest) -> PromptLogprobs:
-    """Entries of the prompt tokens that get no logprobs: those up to ``prompt_logprob_start``, the first at least."""
-    params = request.sampling_params
-    none = [None] * min(params.prompt_logprob_start + 1, len(request.prompt_token_ids))
-    return FlatLogprobs(none) if params.flat_logprobs else [*none]
-
-
-def _finished(sample: Sample, reason: FinishReason) -> FinishedRequest:
-    """The record of a sequence for the metrics."""
+def _finished(sample: Sample, reason: FinishReason, now: float) -> FinishedRequest:
+    """The record, for the metrics, of a sequence that ends ``now``."""
     metrics, num_tokens = sample.metrics, len(sample.token_ids)
-    parent = sample.parent
-    parent.longest_sample = max(parent.longest_sample, num_tokens)
+    live = sample.live
+    live.longest_sample = max(live.longest_sample, num_tokens)
     num_prompt_tokens = len(sample.request.prompt_token_ids)
     prefilled = metrics.first_token_time is not None
     num_computed = 0 if sample.request.sample_index > 0 else num_prompt_tokens - sample.cache_use.num_cached_tokens
@@ -319,13 +260,13 @@ def _finished(sample: Sample, reason: FinishReason) -> FinishedRequest:
         num_generation_tokens=num_tokens,
         max_tokens=sample.request.sampling_params.max_tokens,
         num_preemptions=metrics.num_preemptions,
-        e2e_seconds=time.monotonic() - metrics.arrival_time,
+        e2e_seconds=now - metrics.arrival_time,
         queue_seconds=between(metrics.queued_time, metrics.scheduled_time),
         prefill_seconds=between(metrics.scheduled_time, metrics.first_token_time),
         decode_seconds=decode,
         inference_seconds=between(metrics.scheduled_time, metrics.last_token_time),
         seconds_per_output_token=decode / (num_tokens - 1) if decode is not None and num_tokens > 1 else None,
         num_computed_prompt_tokens=num_computed if prefilled else None,
-        n=parent.n if parent.finished else None,
-        max_num_generation_tokens=parent.longest_sample if parent.finished else None,
+        n=live.n if live.finished else None,
+        max_num_generation_tokens=live.longest_sample if live.finished else None,
     )

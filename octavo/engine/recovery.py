@@ -8,58 +8,54 @@ else                            ──▶ is computed again, its output held bac
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 
 from octavo.config import SupervisorConfig
-from octavo.engine.output_collector import OutputCollector
-from octavo.engine.parallel_sampling import ParentRequest
+from octavo.engine.live_request import LiveRequest
 from octavo.engine.quarantine import Quarantine
 from octavo.exceptions import DeadlyRequestError, EngineDeadError, EngineRestartingError, OctavoError
 from octavo.messages import RequestFault
 
 logger = logging.getLogger(__name__)
 
-End = Callable[[ParentRequest, type[OctavoError], RequestFault], None]
+End = Callable[[LiveRequest, type[OctavoError], RequestFault], None]
 
 
 class Recovery:
-    """``collectors`` is a live mapping of all requests with open streams; ``end`` ends one with an error."""
+    """``requests`` is a view of all whose streams are open; ``end`` ends one with an error."""
 
-    def __init__(self, config: SupervisorConfig, collectors: Mapping[ParentRequest, OutputCollector], end: End) -> None:
-        self._collectors, self._end = collectors, end
+    def __init__(self, config: SupervisorConfig, requests: Collection[LiveRequest], end: End) -> None:
+        self._requests, self._end = requests, end
         self.quarantine = Quarantine(config)
 
     @property
-    def unfinished(self) -> list[ParentRequest]:
-        return [parent for parent in self._collectors if not parent.finished]
+    def unfinished(self) -> list[LiveRequest]:
+        return [live for live in self._requests if not live.finished]
 
-    def sort_out(self, death: EngineDeadError, suspect: ParentRequest | None) -> list[ParentRequest]:
+    def sort_out(self, death: EngineDeadError, suspect: LiveRequest | None) -> list[LiveRequest]:
         """Of what the dead core had: end what its caller has seen a part of, and what is to blame; return the rest.
 
         To blame is the ``suspect`` that was on trial; without one, whoever has been computed again before, and what
         is in quarantine.
         """
         again = []
-        lost = [parent for parent in self.unfinished if parent.times_submitted]
+        lost = [live for live in self.unfinished if live.times_submitted]
         if suspect is None:
-            self.quarantine.suspect(parent.request for parent in lost)
+            self.quarantine.suspect(live.request for live in lost)
         elif suspect in lost:
             self.quarantine.convict(suspect.request)
-        for parent in lost:
-            collector = self._collectors[parent]
-            if collector.taken:
+        for live in lost:
+            if live.collector.taken:
                 fault = RequestFault("the engine core died in the middle of this answer; please ask again", str(death))
-                self._end(parent, EngineDeadError, fault)
+                self._end(live, EngineDeadError, fault)
             elif (
-                parent is suspect
-                or (suspect is None and parent.times_submitted > 1)
-                or self.quarantine.holds(parent.request)
+                live is suspect or (suspect is None and live.times_submitted > 1) or self.quarantine.holds(live.request)
             ):
                 fault = RequestFault("the engine core died twice while it computed this request", str(death))
-                self._end(parent, DeadlyRequestError, fault)
+                self._end(live, DeadlyRequestError, fault)
             else:
-                collector.hold()  # what comes of it may be void once more
-                again.append(parent)
+                live.collector.hold()  # what comes of it may be void once more
+                again.append(live)
         logger.warning(
             "of %d requests that the core had, %d are to be computed again; the others ended", len(lost), len(again)
         )
@@ -67,8 +63,8 @@ class Recovery:
 
     def release(self) -> None:
         """No suspect is left: what was held back may be seen."""
-        for collector in self._collectors.values():
-            collector.release()
+        for live in self._requests:
+            live.collector.release()
 
     def refuse_waiting(self) -> None:
         """The new core takes too long: whoever waits for it is told to come again."""
@@ -76,5 +72,5 @@ class Recovery:
 
     def end_all(self, kind: type[OctavoError], fault: RequestFault) -> None:
         """Whatever has not ended does so now."""
-        for parent in self.unfinished:
-            self._end(parent, kind, fault)
+        for live in self.unfinished:
+            self._end(live, kind, fault)

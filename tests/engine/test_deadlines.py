@@ -55,7 +55,7 @@ async def settled(engine: AsyncLLM) -> None:
         await asyncio.sleep(0.01)
     usage = [line for line in engine.render_metrics().decode().splitlines() if line.startswith("vllm:kv_cache_usage")]
     assert usage[0].endswith(" 0.0")
-    assert not engine._places
+    assert not engine._live
     assert engine._room.num_seqs == 0
 
 

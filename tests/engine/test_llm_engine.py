@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from octavo.engine.live_request import LiveRequest
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.outputs import RequestOutput
-from octavo.engine.parallel_sampling import ParentRequest
 from octavo.messages import RequestOutputKind, SamplingParams
 
 PROMPT = "the quick brown"
@@ -17,18 +17,18 @@ PROMPT = "the quick brown"
 
 def run(engine: LLMEngine, *requests: tuple[str, SamplingParams]) -> list[list[RequestOutput]]:
     """All outputs of each request."""
-    parents = [engine.add_request(prompt, params) for prompt, params in requests]
-    return collect(engine, parents)
+    lives = [engine.add_request(prompt, params) for prompt, params in requests]
+    return collect(engine, lives)
 
 
-def collect(engine: LLMEngine, parents: list[ParentRequest]) -> list[list[RequestOutput]]:
-    found: dict[str, list[RequestOutput]] = {parent.request_id: [] for parent in parents}
+def collect(engine: LLMEngine, lives: list[LiveRequest]) -> list[list[RequestOutput]]:
+    found: dict[str, list[RequestOutput]] = {live.request_id: [] for live in lives}
     while engine.has_unfinished():
         for output in engine.step():
             found[output.request_id].append(output)
     engine.settle()
     engine.check_invariants()
-    return [found[parent.request_id] for parent in parents]
+    return [found[live.request_id] for live in lives]
 
 
 def params(**changes: Any) -> SamplingParams:
@@ -146,17 +146,17 @@ def test_each_sample_ends_on_its_own(tiny_engine: LLMEngine) -> None:
 def test_a_detokenizer_that_fails_ends_one_request(
     tiny_engine: LLMEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    parents = [tiny_engine.add_request(PROMPT, params()) for _ in range(3)]
-    broken = tiny_engine._output._samples[parents[1].child_ids[0]]
+    lives = [tiny_engine.add_request(PROMPT, params()) for _ in range(3)]
+    broken = tiny_engine._output._samples[lives[1].core_ids[0]]
     monkeypatch.setattr(broken.detokenizer, "update", lambda ids, finished: 1 // 0)
-    outputs = collect(tiny_engine, parents)
+    outputs = collect(tiny_engine, lives)
     assert outputs[1][-1].outputs[0].finish_reason == "error"
     message = str(outputs[1][-1].outputs[0].stop_reason)
     assert "division" not in message  # the client learns an id,
     (line,) = [record.getMessage() for record in caplog.records]
     assert message.partition("error id ")[2].rstrip(")") in line
     assert "ZeroDivisionError" in line  # the log the cause
-    assert parents[1].request_id in line
+    assert lives[1].request_id in line
     for fine in (outputs[0], outputs[2]):
         assert fine[-1].outputs[0].finish_reason == "length"
         assert len(fine[-1].outputs[0].token_ids) == 24

@@ -161,7 +161,7 @@ async def test_the_engine_refuses_what_would_wait_too_long(tiny_model: str) -> N
         assert await asyncio.gather(*running, *waiting) == [300, 300, 4, 4, 4]
         engine.check_queue()
         assert engine._room.num_seqs == engine._room.num_tokens == 0
-        assert not engine._places
+        assert not engine._live
     finally:
         await engine.shutdown()
 

@@ -15,8 +15,8 @@ import zmq
 from octavo.config import SupervisorConfig, TenantLimits, TenantTable
 from octavo.engine.async_llm import AsyncLLM
 from octavo.engine.gate import PATIENCE, Gate
+from octavo.engine.live_request import LiveRequest
 from octavo.engine.outputs import RequestOutput
-from octavo.engine.parallel_sampling import ParentRequest
 from octavo.engine.quarantine import Quarantine
 from octavo.engine.supervisor import RestartBudget
 from octavo.exceptions import (
@@ -37,6 +37,7 @@ from octavo.messages import (
 )
 from tests.faults.conftest import LONG, Make, metric, params, read, settled
 from tests.faults.faulty_core import Fault
+from tests.server.fake_engine import FakeTokenizer
 
 RESTARTS = "octavo:core_restarts_total"
 
@@ -359,7 +360,7 @@ async def test_the_core_dies_while_the_server_drains(make_engine: Make, seen: bo
     expected = await outcome(engine, [6], max_tokens=LONG)
     kind = RequestOutputKind.DELTA if seen else RequestOutputKind.FINAL_ONLY
     stream = asyncio.create_task(outcome(engine, [6], max_tokens=LONG, output_kind=kind))
-    while not engine.num_running or (seen and not next(iter(engine._collectors.values())).taken):
+    while not engine.num_running or (seen and not next(iter(engine._live)).collector.taken):
         await asyncio.sleep(0.001)
     draining = asyncio.create_task(engine.shutdown(60.0))
     await asyncio.sleep(0)
@@ -436,9 +437,10 @@ def test_the_budget_of_restarts() -> None:
         none.take(EngineDeadError("why"))
 
 
-def parent(name: str) -> ParentRequest:
-    request = EngineCoreRequest(request_id=name, prompt_token_ids=[1], sampling_params=params(), arrival_time=0.0)
-    return ParentRequest(name, None, request, lambda output: None)
+def parent(name: str) -> LiveRequest:
+    wanted = params(detokenize=False)
+    request = EngineCoreRequest(request_id=name, prompt_token_ids=[1], sampling_params=wanted, arrival_time=0.0)
+    return LiveRequest(name, None, request, FakeTokenizer())  # type: ignore[arg-type]
 
 
 def test_the_gate_lets_one_suspect_in_at_a_time() -> None:

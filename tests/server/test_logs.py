@@ -16,14 +16,14 @@ import httpx
 import pytest
 
 from octavo.config import LogConfig, ServerConfig
-from octavo.engine.fault_log import tell
+from octavo.engine.live_request import LiveRequest
 from octavo.entrypoints.openai.app import build_app
 from octavo.entrypoints.state import ServedModel, ServerState
 from octavo.exceptions import ConfigError
-from octavo.messages import RequestFault
+from octavo.messages import EngineCoreRequest, RequestFault, SamplingParams
 from octavo.utils.logs import FORMATTERS, JsonFormatter, TextFormatter, current_request_id, one_line
 from tests import patient
-from tests.server.fake_engine import FakeEngine
+from tests.server.fake_engine import FakeEngine, FakeTokenizer
 from tests.server.running_server import ROOT, running_server
 
 SECRET = "my secret prompt"
@@ -190,9 +190,15 @@ async def test_no_line_can_be_forged(lines: Lines, evil: str) -> None:
 
 
 def test_a_line_of_a_fault_has_the_id_of_the_request(lines: Lines) -> None:
-    message = tell(RequestFault("it failed", cause="ValueError: x\ny"), "cmpl-a-1", "r7", "a")
+    token = current_request_id.set("a")
+    wanted = SamplingParams(max_tokens=1, detokenize=False)
+    request = EngineCoreRequest(request_id="r7", prompt_token_ids=[1], sampling_params=wanted, arrival_time=0.0)
+    live = LiveRequest("cmpl-a-1", None, request, FakeTokenizer())  # type: ignore[arg-type]
+    current_request_id.reset(token)
+    message = live.tell(RequestFault("it failed", cause="ValueError: x\ny"))
     (line,) = lines.json
     assert line["request_id"] == "a"
+    assert "request cmpl-a-1 (r7) failed: ValueError" in line["message"]
     assert line["message"].split()[1].rstrip(":") in message
     token = current_request_id.set("ambient")
     logging.getLogger("octavo.test").info("x")
