@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
 
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core.admission import (
@@ -25,12 +26,13 @@ from octavo.core.admission import (
 from octavo.core.doubt import Doubts
 from octavo.core.family import SOLO, first_request
 from octavo.core.invariants import check_books
-from octavo.core.kv_cache.cache_admin import CacheAdmin, pin_wishes
 from octavo.core.kv_cache.event_log import NO_EVENTS, EventLog
 from octavo.core.kv_cache.groups import make_manager
 from octavo.core.kv_cache.manager import Room
+from octavo.core.kv_cache.pinning import pin_wishes
 from octavo.core.longest_prefix import by_prefix
 from octavo.core.policy import POLICIES
+from octavo.core.queries import CoreState, reply_to
 from octavo.core.request import Request, RequestStatus
 from octavo.core.request_book import RequestBook
 from octavo.core.speculation import judge_drafts, offer_drafts, plan_drafts
@@ -40,8 +42,6 @@ from octavo.exceptions import ConfigError, InvariantError
 from octavo.kv_transfer.chain import TierChain
 from octavo.messages import (
     FULL,
-    CacheOrder,
-    CacheReply,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -49,6 +49,8 @@ from octavo.messages import (
     KVEvent,
     KVSpec,
     ModelRunnerOutput,
+    Query,
+    Reply,
     RequestFault,
     SchedulerOutput,
     SchedulerStats,
@@ -95,7 +97,6 @@ class Scheduler:
             clock=clock,
             events=EventLog(groups) if cache.kv_events.enabled else NO_EVENTS,
         )
-        self._cache_admin = CacheAdmin(self._kv, clock)
         self._num_blocks = num_blocks
         self._policy = by_prefix(
             resolve(POLICIES[config.scheduling_policy])(config),
@@ -114,6 +115,7 @@ class Scheduler:
         self._counters = SchedulerCounters()
         self._book = RequestBook(self._policy, self._kv, self._doubts, self._counters)
         self._running = self._book.running
+        self._state = CoreState(self._kv, self._book.requests, clock)
         self._deferral = Deferral(TenantSeats(self._running), readiness or AlwaysReady())
         self._failed: list[EngineCoreOutput] = []
         self._in_flight: dict[int, tuple[float, list[Scheduled]]] = {}  # by step id: time of planning, contents
@@ -403,9 +405,9 @@ class Scheduler:
             **self._counters.take(),
         )
 
-    def steer(self, order: CacheOrder) -> CacheReply:
-        """Do something with cached prefixes, between two steps; running requests go on. See ``CacheAdmin``."""
-        return self._cache_admin.carry_out(order)
+    def ask(self, query: Query[Any]) -> Reply:
+        """Handle ``query`` between two steps, see ``octavo.core.queries``; running requests go on."""
+        return reply_to(query, self._state)
 
     @property
     def seconds_to_expiry(self) -> float | None:

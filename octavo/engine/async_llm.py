@@ -41,13 +41,13 @@ from octavo.exceptions import (
     ValidationError,
 )
 from octavo.messages import (
+    Answer,
     CacheOptions,
-    CacheOrder,
-    CacheReply,
     EngineCoreOutputs,
     EngineCoreRequest,
     EngineInfo,
     FinishReason,
+    Query,
     RequestFault,
     SamplingParams,
     SchedulerStats,
@@ -313,10 +313,10 @@ class AsyncLLM:
             if live.request_id == request_id:
                 self._abort(live)
 
-    async def steer(self, order: CacheOrder) -> CacheReply:
-        """Do something with cached prefixes. Raises ValidationError if it cannot be done, and EngineDeadError."""
+    async def ask(self, query: Query[Answer]) -> Answer:
+        """Have the core handle ``query`` between two steps. Raises ValidationError or EngineDeadError."""
         self._check_alive()
-        return await self._client.steer(order)
+        return await self._client.ask(query)
 
     @property
     def num_waiting(self) -> int:

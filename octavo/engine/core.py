@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -26,14 +27,14 @@ from octavo.exceptions import EngineDeadError
 from octavo.executor.base import Executor
 from octavo.kv_transfer.registry import make_planner
 from octavo.messages import (
-    CacheOrder,
-    CacheReply,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
     EngineInfo,
     FinishReason,
     ModelRunnerOutput,
+    Query,
+    Reply,
     RequestFault,
     SchedulerOutput,
     SchedulerStats,
@@ -154,10 +155,10 @@ class EngineCore:
         self._pending += self._scheduler.abort(request_ids)
         self._stats_due = True
 
-    def steer(self, order: CacheOrder) -> CacheReply:
-        """Do something with cached prefixes now. A fault of the order's is in the reply."""
+    def ask(self, query: Query[Any]) -> Reply:
+        """Handle ``query`` now. A fault of the query's is in the reply."""
         self._stats_due = True
-        return self._scheduler.steer(order)
+        return self._scheduler.ask(query)
 
     @property
     def seconds_to_expiry(self) -> float | None:

@@ -18,6 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import msgspec
 import zmq
@@ -25,9 +26,9 @@ import zmq.asyncio
 
 from octavo import exceptions
 from octavo.config import EngineConfig
-from octavo.engine.wire import Command, Failure, Launch, Message, NumberedOrder, PackedRequest, frame
+from octavo.engine.wire import Command, Failure, Launch, Message, NumberedQuery, PackedRequest, frame
 from octavo.exceptions import EngineDeadError, FormatError, ModelError, OctavoError
-from octavo.messages import CacheOrder, CacheReply, EngineCoreOutputs, EngineCoreRequest, EngineInfo
+from octavo.messages import Answer, AnyQuery, EngineCoreOutputs, EngineCoreRequest, EngineInfo, Query, Reply
 from octavo.utils.logs import settings
 
 LAST_WORDS_SECONDS = 0.2  # after an exit, how long to wait for the message that explains it
@@ -62,9 +63,9 @@ class InprocClient:
         if abort_ids:
             self._core.abort(abort_ids)
 
-    def steer(self, order: CacheOrder) -> CacheReply:
-        """Do something with cached prefixes. Raises ValidationError if that cannot be done."""
-        return _sound(self._core.steer(order))
+    def ask(self, query: Query[Answer]) -> Answer:
+        """Have the core handle ``query``. Raises ValidationError if that cannot be done."""
+        return self._core.ask(query).result(query)
 
     def has_work(self) -> bool:
         return self._core.has_work()
@@ -94,9 +95,9 @@ class AsyncCoreClient:
         self._decoder = msgspec.msgpack.Decoder(Message)
         self._requests: list[PackedRequest] = []
         self._abort_ids: list[str] = []
-        self._orders: list[NumberedOrder] = []
-        self._order_numbers = itertools.count()
-        self._replies: dict[int, asyncio.Future[CacheReply]] = {}  # by the number of the order, until it is answered
+        self._queries: list[NumberedQuery] = []
+        self._query_numbers = itertools.count()
+        self._replies: dict[int, asyncio.Future[Reply]] = {}  # by the number of the query, until it is answered
         self._loaded = False
         self._closing = False
         self._exited = asyncio.Event()
@@ -158,12 +159,12 @@ class AsyncCoreClient:
 
     def _die(self, error: EngineDeadError) -> None:
         self.error = self.error or error
-        self._fail_orders()
+        self._fail_queries()
         if self._receiving is not None:
             self._receiving.cancel()
 
-    def _fail_orders(self) -> None:
-        """Nobody will answer any more."""
+    def _fail_queries(self) -> None:
+        """The core will answer none any more."""
         replies, self._replies = self._replies, {}
         for reply in replies.values():
             if not reply.done():
@@ -233,18 +234,15 @@ class AsyncCoreClient:
         self._requests += packed
         self._abort_ids += abort_ids
 
-    async def steer(self, order: CacheOrder) -> CacheReply:
-        """Have the core do something with cached prefixes, between two steps.
-
-        Raises ValidationError if that cannot be done, and EngineDeadError.
-        """
+    async def ask(self, query: Query[Answer]) -> Answer:
+        """Have the core handle ``query`` between two steps. Raises ValidationError or EngineDeadError."""
         if self.error is not None:
             raise self.error
-        number = next(self._order_numbers)
+        number = next(self._query_numbers)
         reply = self._replies[number] = self._loop.create_future()
         self._flush_soon()
-        self._orders.append(NumberedOrder(number, order))
-        return _sound(await reply)
+        self._queries.append(NumberedQuery(number, cast(AnyQuery, query)))
+        return (await reply).result(query)
 
     def expect_answer(self) -> None:
         """The core has work, whatever it said last."""
@@ -252,12 +250,12 @@ class AsyncCoreClient:
             self.owes_since = time.monotonic()
 
     def _flush_soon(self) -> None:
-        if not (self._requests or self._abort_ids or self._orders):
+        if not (self._requests or self._abort_ids or self._queries):
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        command = Command(requests=self._requests, abort_ids=self._abort_ids, orders=self._orders)
-        self._requests, self._abort_ids, self._orders = [], [], []
+        command = Command(requests=self._requests, abort_ids=self._abort_ids, queries=self._queries)
+        self._requests, self._abort_ids, self._queries = [], [], []
         if not self._closing:
             self._commands.send(self._encoder.encode(command), zmq.NOBLOCK)
 
@@ -270,7 +268,7 @@ class AsyncCoreClient:
     async def _end(self) -> None:
         self._closing = True
         self.error = self.error or EngineDeadError("the engine is shut down")
-        self._fail_orders()
+        self._fail_queries()
         if self._loaded:
             self._commands.send(self._encoder.encode(Command(shutdown=True)), zmq.NOBLOCK)
         else:
@@ -288,13 +286,6 @@ class AsyncCoreClient:
         if self._process.stdin is not None:
             self._process.stdin.close()
         self._remove_folder()
-
-
-def _sound(reply: CacheReply) -> CacheReply:
-    """``reply``; raises its fault, if it has one."""
-    if reply.fault is not None:
-        raise reply.fault.exception(reply.fault.message)
-    return reply
 
 
 def _as_exception(failure: Failure) -> OctavoError:

@@ -141,8 +141,8 @@ class CoreProcess:
                 self._add(core, request)
             if command.abort_ids:
                 core.abort(command.abort_ids)
-            for one in command.orders:
-                self.send(Message(reply=NumberedReply(one.number, core.steer(one.order))))
+            for one in command.queries:
+                self.send(Message(reply=NumberedReply(one.number, core.ask(one.query))))
 
     def _add(self, core: EngineCore, request: PackedRequest) -> None:
         try:

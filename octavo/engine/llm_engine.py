@@ -83,7 +83,7 @@ class LLMEngine:
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes, in the pool and in tiers."""
-        self._client.steer(ResetCache())
+        self._client.ask(ResetCache())
 
     def check_invariants(self) -> None:
         """Prove that no KV block is lost or shared wrongly. Raises InvariantError."""

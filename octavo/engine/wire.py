@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from octavo.config import EngineConfig
-from octavo.messages import CacheOrder, CacheReply, EngineCoreOutputs, EngineInfo
+from octavo.messages import AnyQuery, EngineCoreOutputs, EngineInfo, Reply
 
 LENGTH_BYTES = 8
 
@@ -44,26 +44,26 @@ class PackedRequest(msgspec.Struct, frozen=True, array_like=True):
     packed: msgspec.Raw  # an EngineCoreRequest
 
 
-class NumberedOrder(msgspec.Struct, frozen=True, array_like=True):
-    """An order, and the number under which its reply comes."""
+class NumberedQuery(msgspec.Struct, frozen=True, array_like=True):
+    """A query, and the number under which its reply comes."""
 
     number: int
-    order: CacheOrder
+    query: AnyQuery
 
 
 class NumberedReply(msgspec.Struct, frozen=True, array_like=True):
-    """The reply to the order with this number."""
+    """The reply to the query with this number."""
 
     number: int
-    reply: CacheReply
+    reply: Reply
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Front end to core. Requests are added before ids are aborted, orders are carried out last."""
+    """Front end to core. Requests are added before ids are aborted, queries are handled last."""
 
     requests: list[PackedRequest] = []
     abort_ids: list[str] = []
-    orders: list[NumberedOrder] = []
+    queries: list[NumberedQuery] = []
     shutdown: bool = False
 
 

@@ -21,10 +21,10 @@ from octavo.entrypoints.openai.sse import json_response
 from octavo.entrypoints.state import NotFoundError, ServerState
 from octavo.exceptions import ValidationError
 from octavo.messages import (
-    CacheOrder,
-    CacheReply,
+    Answer,
     EvictPrefixes,
     ListPrefixes,
+    NotFound,
     PinInfo,
     PrefixInfo,
     RemovePin,
@@ -85,7 +85,7 @@ async def list_cache(
 ) -> Response:
     """What is cached in the block pool, most recently used first, and what is pinned."""
     engine = server_state(request).model().ready_engine()
-    reply = await engine.steer(ListPrefixes(limit, PREVIEW_TOKENS if preview else 0))
+    reply = await engine.ask(ListPrefixes(limit, PREVIEW_TOKENS if preview else 0))
     now = time.time()
     return json_response(
         PrefixCache(
@@ -109,18 +109,18 @@ async def set_pin(body: PinRequest, request: Request) -> Response:
     if len(given) != 1:
         raise ValidationError("give exactly one of prompt, messages and prefix_id", parameter="prompt")
     if body.prefix_id is not None:
-        order = SetPin(body.ttl, prefix=_hash(body.prefix_id))
+        query = SetPin(body.ttl, prefix=_hash(body.prefix_id))
     else:
-        order = SetPin(body.ttl, prompt_token_ids=await _token_ids(state, body), cache_salt=body.cache_salt)
-    reply = await _steer(state, order, body.prefix_id)
-    return json_response(_pin(reply.pins[0], time.time()))
+        query = SetPin(body.ttl, prompt_token_ids=await _token_ids(state, body), cache_salt=body.cache_salt)
+    pin = _found(await state.model().ready_engine().ask(query), body.prefix_id)
+    return json_response(_pin(pin, time.time()))
 
 
 @router.delete("/pins/{pin_id}", response_class=Response, responses=describe_answer(PinRemoved))
 async def remove_pin(pin_id: str, request: Request) -> Response:
     """Let a pin go: its blocks are ordinary cached ones again."""
-    reply = await server_state(request).model().ready_engine().steer(RemovePin(pin_id))
-    if not reply.found:
+    answer = await server_state(request).model().ready_engine().ask(RemovePin(pin_id))
+    if isinstance(answer, NotFound):
         raise UnknownPinError(f"no pin has the id {pin_id[:200]!r}")
     return json_response(PinRemoved(id=pin_id))
 
@@ -128,33 +128,32 @@ async def remove_pin(pin_id: str, request: Request) -> Response:
 @router.delete("/prefixes", response_class=Response, responses=describe_answer(BlocksChanged))
 async def evict_all(request: Request) -> Response:
     """Forget all blocks that no request and no pin holds, in the tiers too."""
-    reply = await _steer(server_state(request), EvictPrefixes())
-    return json_response(BlocksChanged(object="cache.evicted", blocks=reply.num_blocks))
+    evicted = _found(await server_state(request).model().ready_engine().ask(EvictPrefixes()))
+    return json_response(BlocksChanged(object="cache.evicted", blocks=evicted.num_blocks))
 
 
 @router.delete("/prefixes/{prefix_id}", response_class=Response, responses=describe_answer(BlocksChanged))
 async def evict_prefix(prefix_id: str, request: Request) -> Response:
     """Forget a prefix, what follows it, and what only led to it, except what a request or a pin holds."""
-    reply = await _steer(server_state(request), EvictPrefixes(_hash(prefix_id)), prefix_id)
-    return json_response(BlocksChanged(object="cache.evicted", blocks=reply.num_blocks))
+    engine = server_state(request).model().ready_engine()
+    evicted = _found(await engine.ask(EvictPrefixes(_hash(prefix_id))), prefix_id)
+    return json_response(BlocksChanged(object="cache.evicted", blocks=evicted.num_blocks))
 
 
 @router.delete("", response_class=Response, responses=describe_answer(BlocksChanged))
 async def reset_cache(request: Request) -> Response:
     """Forget everything, pins and tiers too. Running requests go on."""
-    state = server_state(request)
-    listed = await _steer(state, ListPrefixes(1))
-    await _steer(state, ResetCache())
-    return json_response(BlocksChanged(object="cache.reset", blocks=listed.num_cached_blocks))
+    cleared = await server_state(request).model().ready_engine().ask(ResetCache())
+    return json_response(BlocksChanged(object="cache.reset", blocks=cleared.num_blocks))
 
 
 @router.post("/save", response_class=Response, responses=describe_answer(BlocksChanged))
 async def save_cache(body: SaveRequest, request: Request) -> Response:
     """Write a prefix, or all that is cached, to the disk tier now."""
     note_ignored(request, sorted(body.model_extra or {}))
-    order = SavePrefixes(None if body.prefix_id is None else _hash(body.prefix_id))
-    reply = await _steer(server_state(request), order, body.prefix_id)
-    return json_response(BlocksChanged(object="cache.saved", blocks=reply.num_blocks))
+    query = SavePrefixes(None if body.prefix_id is None else _hash(body.prefix_id))
+    saved = _found(await server_state(request).model().ready_engine().ask(query), body.prefix_id)
+    return json_response(BlocksChanged(object="cache.saved", blocks=saved.num_blocks))
 
 
 @router.post("/restore", response_class=Response, responses=describe_answer(BlocksChanged))
@@ -164,16 +163,16 @@ async def restore_prefix(body: PromptRequest, request: Request) -> Response:
     note_ignored(request, sorted(body.model_extra or {}))
     if (body.prompt is None) == (body.messages is None):
         raise ValidationError("give exactly one of prompt and messages", parameter="prompt")
-    reply = await _steer(state, RestorePrefix(await _token_ids(state, body), body.cache_salt))
-    return json_response(BlocksChanged(object="cache.restored", blocks=reply.num_blocks))
+    query = RestorePrefix(await _token_ids(state, body), body.cache_salt)
+    restored = await state.model().ready_engine().ask(query)
+    return json_response(BlocksChanged(object="cache.restored", blocks=restored.num_blocks))
 
 
-async def _steer(state: ServerState, order: CacheOrder, prefix_id: str | None = None) -> CacheReply:
-    """Raises UnknownPrefixError if the order names a prefix that is not there."""
-    reply = await state.model().ready_engine().steer(order)
-    if not reply.found:
+def _found(answer: Answer | NotFound, prefix_id: str | None = None) -> Answer:
+    """``answer``. Raises UnknownPrefixError if the core knows no prefix of that id."""
+    if isinstance(answer, NotFound):
         raise UnknownPrefixError(f"no cached prefix has the id {(prefix_id or '')[:200]!r}")
-    return reply
+    return answer
 
 
 async def _token_ids(state: ServerState, body: PromptRequest) -> list[int]:

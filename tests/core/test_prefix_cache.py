@@ -188,7 +188,7 @@ def test_reset_forgets_prefixes_of_running_requests_too() -> None:
     loop.add(make_request("running", list(range(12)), max_tokens=12))
     loop.step()
     loop.step()
-    loop.scheduler.steer(ResetCache())
+    loop.scheduler.ask(ResetCache())
     loop.run()
     assert len(loop.scheduler._kv.index) == 0
     for request_id, cached in (("next", 0), ("third", 8)):

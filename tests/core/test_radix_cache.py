@@ -11,7 +11,7 @@ from octavo.core.kv_cache.hash_index import HashIndex
 from octavo.core.kv_cache.manager import NO_ROOM_NEEDED, KVCacheManager
 from octavo.core.request import Request
 from octavo.exceptions import ConfigError
-from octavo.messages import EvictPrefixes, RestorePrefix
+from octavo.messages import BlocksEvicted, BlocksRestored, EvictPrefixes, RestorePrefix
 from tests.core.checking_worker import Loop, cache_config, make_request
 from tests.core.kv_parts import host_tier, kv_specs
 
@@ -146,7 +146,7 @@ def test_evicting_everything_leaves_no_partly_filled_block() -> None:
     loop = make_loop()
     for name, prompt in (("short", [OTHER] * 3), ("long", PROMPT)):
         cached(loop, name, prompt)
-    assert loop.scheduler.steer(EvictPrefixes()).num_blocks == 4
+    assert loop.scheduler.ask(EvictPrefixes()).answer == BlocksEvicted(4)
     assert len(loop.scheduler._kv.pool.index) == 0
     assert cached(loop, "again", PROMPT) == 0
 
@@ -156,7 +156,7 @@ def test_a_prefix_restored_from_a_tier_is_found_token_by_token() -> None:
     cached(loop, "first", PROMPT)
     for number in range(4):
         cached(loop, f"flood{number}", [OTHER + number] * 40)
-    assert loop.scheduler.steer(RestorePrefix(prompt_token_ids=[*PROMPT, OTHER])).num_blocks == 3
+    assert loop.scheduler.ask(RestorePrefix(prompt_token_ids=[*PROMPT, OTHER])).answer == BlocksRestored(3)
     loop.run()
     found = cached(loop, "again", [*PROMPT[:10], OTHER])
     assert (found, loop.received["again"].cache_use.num_external_tokens) == (10, 0)

@@ -304,20 +304,20 @@ async def test_a_core_that_fails_says_why(tiny_model: str) -> None:
     await tiny_async.shutdown()
 
 
-async def test_an_order_to_a_core_that_dies_is_answered(tiny_model: str) -> None:
+async def test_a_query_to_a_core_that_dies_is_answered(tiny_model: str) -> None:
     engine = await AsyncLLM.create(make_config(tiny_model, max_core_restarts=0))
-    assert (await engine.steer(ListPrefixes(1))).prefixes == []
+    assert (await engine.ask(ListPrefixes(1))).prefixes == []
     with pytest.raises(ValidationError, match="less than 16, a block"):
-        await engine.steer(SetPin(1.0, prompt_token_ids=[1]))
+        await engine.ask(SetPin(1.0, prompt_token_ids=[1]))
     os.kill(engine.core_pid, signal.SIGSTOP)
-    orders = [asyncio.ensure_future(engine.steer(ListPrefixes(1))) for _ in range(2)]
-    orders[0].cancel()
+    queries = [asyncio.ensure_future(engine.ask(ListPrefixes(1))) for _ in range(2)]
+    queries[0].cancel()
     await asyncio.sleep(0.05)
     os.kill(engine.core_pid, signal.SIGKILL)
     with pytest.raises(EngineDeadError, match="killed by signal 9"):
-        await orders[1]
+        await queries[1]
     with pytest.raises(EngineDeadError):
-        await engine.steer(ListPrefixes(1))
+        await engine.ask(ListPrefixes(1))
     await engine.shutdown()
 
 

@@ -132,7 +132,7 @@ def test_a_subscriber_knows_what_the_index_knows(
             run(engine, request_of(f"first{number}", [number, *PROMPT[:20]]))
             if subscriber.socket.poll(100):
                 break
-        engine._client.steer(ResetCache())
+        engine._client.ask(ResetCache())
         run(engine)
         for number in range(8):  # more than the pool holds
             run(engine, request_of(f"r{number}", [*PROMPT[: 3 * number], number, *PROMPT]))

@@ -11,15 +11,26 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from octavo.core.family import SOLO
 from octavo.core.kv_cache.block import Block
 from octavo.core.kv_cache.block_pool import BlockPool
-from octavo.core.kv_cache.cache_admin import CacheAdmin
 from octavo.core.kv_cache.event_log import EventLog
 from octavo.core.kv_cache.groups import KVManager
 from octavo.core.kv_cache.manager import KVCacheManager, Room
 from octavo.core.kv_cache.pins import PinLimits
 from octavo.core.kv_cache.prefix_index import make_index
 from octavo.core.kv_cache.prefix_tree import PrefixTree, blocks_of
+from octavo.core.queries import CoreState, reply_to
 from octavo.core.request import Request
-from octavo.messages import FULL, BlockRemoved, BlockStored, EvictPrefixes, ListPrefixes, RemovePin, SetPin
+from octavo.messages import (
+    FULL,
+    Answer,
+    BlockRemoved,
+    BlockStored,
+    EvictPrefixes,
+    ListPrefixes,
+    NotFound,
+    Query,
+    RemovePin,
+    SetPin,
+)
 from tests.core.checking_worker import make_request
 
 OWNER = Request(make_request("r", [0]), SOLO, limit=1000, queued_time=0.0)
@@ -109,6 +120,10 @@ class PoolMachine(RuleBasedStateMachine):
         assert {b.block_id: b.key for b in self.pool.blocks if b.is_cached} == self.names
 
 
+def ask(core: CoreState, query: Query[Answer]) -> Answer:
+    return reply_to(query, core).result(query)
+
+
 def follow(told: set[tuple[int, int]], manager: KVManager) -> None:
     """Apply the latest KV events to ``told``: then it is what can be found, by (hash, group)."""
     for event in manager.cache.events.take():
@@ -146,7 +161,7 @@ class ManagerMachine(RuleBasedStateMachine):
             pin_limits=limits,
             events=EventLog((FULL,)),
         )
-        self.admin = CacheAdmin(self.manager, time.monotonic)
+        self.core = CoreState(self.manager, {}, time.monotonic)
         self.told: set[tuple[int, int]] = set()  # the blocks that KV events speak of
         self.caching = caching
         self.contents: dict[int, list[tuple[object, ...]]] = {}  # by block, then by offset
@@ -270,19 +285,19 @@ class ManagerMachine(RuleBasedStateMachine):
         ttl=st.sampled_from([0.0, 1000.0]),
     )
     def pin(self, prompt: list[int], salt: str | None, ttl: float) -> None:
-        self.admin.carry_out(SetPin(ttl, prompt_token_ids=prompt, cache_salt=salt))
+        reply_to(SetPin(ttl, prompt_token_ids=prompt, cache_salt=salt), self.core)
 
     @rule(index=st.integers(0, 5))
     def unpin(self, index: int) -> None:
         for pin in self.manager.cache.pins.pins[index : index + 1]:
-            self.admin.carry_out(RemovePin(pin.pin_id))
+            reply_to(RemovePin(pin.pin_id), self.core)
 
     @rule(data=st.data())
     def evict(self, data: st.DataObject) -> None:
-        found = self.admin.carry_out(ListPrefixes(100)).prefixes  # lets go of pins whose time is over
+        found = ask(self.core, ListPrefixes(100)).prefixes  # lets go of pins whose time is over
         pinned = self.manager.cache.pins.held
         one = data.draw(st.sampled_from([None, *(prefix.prefix for prefix in found)]))
-        assert self.admin.carry_out(EvictPrefixes(one)).found
+        assert ask(self.core, EvictPrefixes(one)) != NotFound()
         assert self.manager.cache.pins.held == pinned
 
     @rule()

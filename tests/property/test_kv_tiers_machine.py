@@ -5,25 +5,25 @@ sees, whatever is forked, freed, pinned, evicted, loaded, swapped out or lost on
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from octavo.core.family import SOLO
-from octavo.core.kv_cache.cache_admin import CacheAdmin
 from octavo.core.kv_cache.event_log import EventLog
 from octavo.core.kv_cache.groups import GroupedKVCacheManager, make_manager
 from octavo.core.kv_cache.manager import Prefix, Room
 from octavo.core.kv_cache.names import block_key
 from octavo.core.kv_cache.pins import PinLimits
+from octavo.core.queries import CoreState, reply_to
 from octavo.core.request import Request
 from octavo.messages import (
-    CacheOrder,
     EvictPrefixes,
     KVTierReport,
     ModelRunnerOutput,
+    Query,
     RemovePin,
     RestorePrefix,
     SavePrefixes,
@@ -329,16 +329,16 @@ class KVMachine(RuleBasedStateMachine):
             self.waiting.remove(request)
 
     @rule(prompt=PROMPTS, kind=st.sampled_from(["pin", "unpin", *["restore"] * 5, *["save"] * 2, "evict"]))
-    def steer(self, prompt: tuple[list[int], str | None], kind: str) -> None:
+    def ask(self, prompt: tuple[list[int], str | None], kind: str) -> None:
         tokens, salt = prompt
-        orders: dict[str, CacheOrder] = {
+        queries: dict[str, Query[Any]] = {
             "pin": SetPin(1000.0, prompt_token_ids=tokens, cache_salt=salt),
             "unpin": RemovePin(next((pin.pin_id for pin in self.manager.cache.pins.pins), "none")),
             "restore": RestorePrefix(tokens, cache_salt=salt),
             "save": SavePrefixes(),
             "evict": EvictPrefixes(),
         }
-        CacheAdmin(self.manager, time.monotonic).carry_out(orders[kind])
+        reply_to(queries[kind], CoreState(self.manager, {}, time.monotonic))
 
     @rule(kind=st.sampled_from([*["loads fail"] * 6, "a step raises", "a step raises late", "reset"]))
     def trouble(self, kind: str) -> None:

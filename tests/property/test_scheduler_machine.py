@@ -21,6 +21,7 @@ from octavo.messages import (
     EvictPrefixes,
     FinishReason,
     ListPrefixes,
+    NotFound,
     RemovePin,
     ResetCache,
     RestorePrefix,
@@ -31,6 +32,7 @@ from octavo.messages import (
 from tests.core.checking_worker import VOCAB, Loop, cache_config, make_request
 from tests.core.kv_parts import host_tier
 from tests.core.policies import ByPriority, SortedByPriority
+from tests.core.test_cache_queries import ask
 
 # Prompts are cut out of a few texts, so that many share a beginning.
 TEXTS = [[(3 * i + 7 * text) % VOCAB for i in range(40)] for text in range(2)]
@@ -154,27 +156,27 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(prompt=prompts(), salt=st.sampled_from([None, None, "a"]), ttl=st.sampled_from([0.0, 1000.0]))
     def pin(self, prompt: list[int], salt: str | None, ttl: float) -> None:
-        self.loop.scheduler.steer(SetPin(ttl, prompt_token_ids=prompt, cache_salt=salt))
+        self.loop.scheduler.ask(SetPin(ttl, prompt_token_ids=prompt, cache_salt=salt))
 
     @rule(index=st.integers(0, 5))
     def unpin(self, index: int) -> None:
-        for pin in self.loop.scheduler.steer(ListPrefixes(1)).pins[index : index + 1]:
-            self.loop.scheduler.steer(RemovePin(pin.pin_id))
+        for pin in ask(self.loop, ListPrefixes(1)).pins[index : index + 1]:
+            self.loop.scheduler.ask(RemovePin(pin.pin_id))
 
     @rule(data=st.data())
     def evict(self, data: st.DataObject) -> None:
-        found = self.loop.scheduler.steer(ListPrefixes(100)).prefixes
+        found = ask(self.loop, ListPrefixes(100)).prefixes
         one = data.draw(st.sampled_from([None, *(prefix.prefix for prefix in found)]))
-        assert self.loop.scheduler.steer(EvictPrefixes(one)).found
+        assert ask(self.loop, EvictPrefixes(one)) != NotFound()
 
     @rule(prompt=prompts())
     def restore(self, prompt: list[int]) -> None:
-        self.loop.scheduler.steer(SavePrefixes())
-        self.loop.scheduler.steer(RestorePrefix(prompt))
+        self.loop.scheduler.ask(SavePrefixes())
+        self.loop.scheduler.ask(RestorePrefix(prompt))
 
     @rule()
     def reset_prefix_cache(self) -> None:
-        self.loop.scheduler.steer(ResetCache())
+        self.loop.scheduler.ask(ResetCache())
 
     @invariant()
     def sound(self) -> None:

@@ -11,18 +11,18 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from octavo.config import QueueConfig, SamplingConfig, TenantTable
-from octavo.core.kv_cache.cache_admin import CacheAdmin
 from octavo.core.kv_cache.manager import KVCacheManager
 from octavo.core.kv_cache.pins import PinLimits
+from octavo.core.queries import CoreState, reply_to
 from octavo.engine.deadlines import Deadlines
 from octavo.engine.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from octavo.engine.tenants import Tenants
 from octavo.exceptions import EngineDeadError, OverloadedError, RequestError, ValidationError
 from octavo.messages import (
-    CacheOrder,
-    CacheReply,
+    Answer,
     CacheUse,
     EngineInfo,
+    Query,
     RequestOutputKind,
     SamplingParams,
     SchedulingOptions,
@@ -92,7 +92,7 @@ class FakeEngine:
         self.table = Tenants(TenantTable())
         # no time passes in it: else a pin for a moment would be gone before it is taken back
         kv = KVCacheManager(9, 16, pin_limits=PinLimits(4, 2), clock=lambda: 0.0)
-        self._admin = CacheAdmin(kv, lambda: 0.0)
+        self._core = CoreState(kv, {}, lambda: 0.0)
         self._abort_ids: set[str | None] = set()
         self.running = 0
         self.aborted = 0
@@ -181,12 +181,9 @@ class FakeEngine:
                 entry[(token_id + rank) % VOCAB] = Logprob(-0.5 * rank, rank, "?")
         return entry
 
-    async def steer(self, order: CacheOrder) -> CacheReply:
-        """The cache of a pool that no request has used."""
-        reply = self._admin.carry_out(order)
-        if reply.fault is not None:
-            raise reply.fault.exception(reply.fault.message)
-        return reply
+    async def ask(self, query: Query[Answer]) -> Answer:
+        """The answer of a core whose pool no request has used."""
+        return reply_to(query, self._core).result(query)
 
     async def check_health(self) -> None:
         if self.dead:

@@ -90,6 +90,8 @@ class KVCacheManager:
     ``tiers`` keep what the pool gives up, and supply it again.
     """
 
+    num_groups = 1
+
     __slots__ = ("_sources", "_tables", "block_size", "cache", "enable_prefix_caching", "index", "pool", "tiers")
 
     def __init__(

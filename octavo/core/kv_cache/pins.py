@@ -16,6 +16,7 @@ from octavo.core.kv_cache.block import Block
 from octavo.core.kv_cache.block_pool import BlockPool
 from octavo.core.kv_cache.names import CacheEntry
 from octavo.exceptions import ValidationError
+from octavo.messages import PinInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +83,17 @@ class PinTable:
         """No pin ends sooner by itself; at least 0. None if there are no pins."""
         return max(0.0, self._expiries[0][0] - self._clock()) if self._expiries else None
 
-    def num_held(self, pin: PinnedPrefix) -> int:
-        """How many of its blocks are cached."""
-        return sum(key in self._held for key in pin.keys)
+    def describe(self, pin: PinnedPrefix) -> PinInfo:
+        """What an administrator is told of ``pin``."""
+        return PinInfo(
+            pin_id=pin.pin_id,
+            prefix=pin.prefix,
+            num_tokens=pin.num_tokens,
+            num_blocks=len(pin.keys),
+            num_held=sum(key in self._held for key in pin.keys),
+            tenant=pin.tenant,
+            expires_in=pin.expires - self._clock(),
+        )
 
     def check(self, keys: Sequence[bytes], tenant: str | None) -> None:
         """Raises ValidationError, with the numbers, if a pin on ``keys`` would pass a limit."""

@@ -10,11 +10,15 @@ from octavo.config import SchedulerConfig
 from octavo.core.admission import pin_limits
 from octavo.core.kv_cache.pins import PinLimits
 from octavo.messages import (
-    CacheOrder,
+    Answer,
     CachePin,
-    CacheReply,
     EvictPrefixes,
     ListPrefixes,
+    NotFound,
+    PinEnded,
+    PinInfo,
+    PrefixList,
+    Query,
     RemovePin,
     ResetCache,
     RestorePrefix,
@@ -59,11 +63,17 @@ def run(loop: Loop, name: str, prompt: list[int], **more: object) -> int:
     return loop.received[name].cache_use.num_cached_tokens
 
 
-def steer(loop: Loop, order: CacheOrder) -> CacheReply:
-    reply = loop.scheduler.steer(order)
+def ask(loop: Loop, query: Query[Answer]) -> Answer:
+    reply = loop.scheduler.ask(query)
     loop.scheduler.check_invariants()
-    assert reply.fault is None, reply.fault
-    return reply
+    return reply.result(query)
+
+
+def pin(loop: Loop, prompt: list[int], salt: str | None = None) -> PinInfo:
+    """Pin a prompt for a minute."""
+    answer = ask(loop, SetPin(60.0, prompt_token_ids=prompt, cache_salt=salt))
+    assert isinstance(answer, PinInfo)
+    return answer
 
 
 def flood(loop: Loop, count: int = 8) -> None:
@@ -78,7 +88,7 @@ def test_a_list_of_prefixes_is_where_sequences_end_or_part(make_loop: Callable[.
     clock.now += 10
     run(loop, "b", [*SYSTEM, 20, 21, 22, 20, 2])
     run(loop, "salted", [*SYSTEM, 7], salt="s")
-    reply = steer(loop, ListPrefixes(10, 5))
+    reply = ask(loop, ListPrefixes(10, 5))
     assert reply.num_prefixes == 4
     assert reply.num_cached_blocks == 6
     found = {(one.num_tokens, one.salted): one for one in reply.prefixes}
@@ -91,14 +101,14 @@ def test_a_list_of_prefixes_is_where_sequences_end_or_part(make_loop: Callable[.
     (older,) = [one for one in reply.prefixes if one.idle == 10.0]
     assert older.head == SYSTEM[:5]
     assert older.tail == [6, 10, 11, 12, 13]
-    assert len(steer(loop, ListPrefixes(1)).prefixes) == 1
+    assert len(ask(loop, ListPrefixes(1)).prefixes) == 1
 
 
 def test_a_pinned_prefix_survives_any_flood_until_it_expires(make_loop: Callable[..., Loop], clock: Clock) -> None:
     loop = make_loop()
     run(loop, "a", [*SYSTEM, 10])
-    (pin,) = steer(loop, SetPin(60.0, prompt_token_ids=[*SYSTEM, 11])).pins
-    assert (pin.num_tokens, pin.num_blocks, pin.num_held, pin.expires_in) == (8, 2, 2, 60.0)
+    one = pin(loop, [*SYSTEM, 11])
+    assert (one.num_tokens, one.num_blocks, one.num_held, one.expires_in) == (8, 2, 2, 60.0)
     flood(loop)
     assert run(loop, "b", [*SYSTEM, 10]) == 8
     clock.now += 59
@@ -107,52 +117,52 @@ def test_a_pinned_prefix_survives_any_flood_until_it_expires(make_loop: Callable
     clock.now += 1
     flood(loop)
     assert run(loop, "d", [*SYSTEM, 10]) == 0
-    assert steer(loop, ListPrefixes(10)).pins == []
+    assert ask(loop, ListPrefixes(10)).pins == []
 
 
 def test_a_pin_on_what_is_not_computed_holds_it_once_it_is(make_loop: Callable[..., Loop]) -> None:
     loop = make_loop()
-    (pin,) = steer(loop, SetPin(60.0, prompt_token_ids=SYSTEM)).pins
-    assert (pin.num_blocks, pin.num_held) == (2, 0)
+    one = pin(loop, SYSTEM)
+    assert (one.num_blocks, one.num_held) == (2, 0)
     run(loop, "a", [*SYSTEM[:5], 17, 17])
-    assert steer(loop, ListPrefixes(10)).pins[0].num_held == 1
+    assert ask(loop, ListPrefixes(10)).pins[0].num_held == 1
     run(loop, "b", [*SYSTEM, 10])
-    assert steer(loop, ListPrefixes(10)).pins[0].num_held == 2
+    assert ask(loop, ListPrefixes(10)).pins[0].num_held == 2
     flood(loop)
     assert run(loop, "c", [*SYSTEM, 10]) == 8
-    assert steer(loop, RemovePin(pin.pin_id)).found
-    assert not steer(loop, RemovePin(pin.pin_id)).found
+    assert ask(loop, RemovePin(one.pin_id)) == PinEnded()
+    assert ask(loop, RemovePin(one.pin_id)) == NotFound()
     flood(loop)
     assert run(loop, "d", [*SYSTEM, 10]) == 0
 
 
 def test_a_pin_of_a_core_that_is_gone_is_none_of_the_next_one(make_loop: Callable[..., Loop]) -> None:
-    one, other = make_loop().scheduler, make_loop().scheduler
-    pins = [scheduler.steer(SetPin(60.0, prompt_token_ids=SYSTEM)).pins[0] for scheduler in (one, other)]
-    assert not other.steer(RemovePin(pins[0].pin_id)).found
-    assert other.steer(RemovePin(pins[1].pin_id)).found
+    one, other = make_loop(), make_loop()
+    pins = [pin(loop, SYSTEM) for loop in (one, other)]
+    assert ask(other, RemovePin(pins[0].pin_id)) == NotFound()
+    assert ask(other, RemovePin(pins[1].pin_id)) == PinEnded()
 
 
 def test_a_salt_has_its_own_pins(make_loop: Callable[..., Loop]) -> None:
     loop = make_loop()
-    steer(loop, SetPin(60.0, prompt_token_ids=SYSTEM, cache_salt="s"))
+    pin(loop, SYSTEM, "s")
     run(loop, "a", [*SYSTEM, 10])
-    assert steer(loop, ListPrefixes(10)).pins[0].num_held == 0
+    assert ask(loop, ListPrefixes(10)).pins[0].num_held == 0
     run(loop, "b", [*SYSTEM, 10], salt="s")
-    assert steer(loop, ListPrefixes(10)).pins[0].num_held == 2
+    assert ask(loop, ListPrefixes(10)).pins[0].num_held == 2
     flood(loop)
     assert [run(loop, "c", [*SYSTEM, 10]), run(loop, "d", [*SYSTEM, 10], salt="s")] == [0, 8]
 
 
 def test_what_a_failed_step_left_in_a_pinned_block_goes(make_loop: Callable[..., Loop]) -> None:
     loop = make_loop()
-    steer(loop, SetPin(60.0, prompt_token_ids=SYSTEM))
+    pin(loop, SYSTEM)
     loop.worker.failing.add("bad")
     loop.add(make_request("bad", [*SYSTEM, 10], max_tokens=2))
     loop.run()
-    assert steer(loop, ListPrefixes(10)).pins[0].num_held == 0
+    assert ask(loop, ListPrefixes(10)).pins[0].num_held == 0
     assert run(loop, "good", [*SYSTEM, 10]) == 0
-    assert steer(loop, ListPrefixes(10)).pins[0].num_held == 2
+    assert ask(loop, ListPrefixes(10)).pins[0].num_held == 2
 
 
 def test_pins_leave_room_for_the_longest_request() -> None:
@@ -169,13 +179,13 @@ def test_pins_leave_room_for_the_longest_request() -> None:
 
 def test_the_quota_is_named(make_loop: Callable[..., Loop]) -> None:
     loop = make_loop(num_blocks=21, max_model_len=40, share=0.2)
-    steer(loop, SetPin(60.0, prompt_token_ids=list(range(12))))
-    reply = loop.scheduler.steer(SetPin(60.0, prompt_token_ids=list(range(8, 16))))
+    pin(loop, list(range(12)))
+    reply = loop.scheduler.ask(SetPin(60.0, prompt_token_ids=list(range(8, 16))))
     assert reply.fault is not None
     assert reply.fault.refused
     assert "5 blocks would be pinned, and at most 4" in reply.fault.message
-    steer(loop, SetPin(60.0, prompt_token_ids=[*range(12), 1, 1, 1, 1]))  # its first three are pinned already
-    short = loop.scheduler.steer(SetPin(60.0, prompt_token_ids=[1, 2, 3]))
+    pin(loop, [*range(12), 1, 1, 1, 1])  # its first three are pinned already
+    short = loop.scheduler.ask(SetPin(60.0, prompt_token_ids=[1, 2, 3]))
     assert short.fault is not None
     assert "less than 4, a block" in short.fault.message
 
@@ -184,16 +194,16 @@ def test_requests_pin_within_the_quota_of_their_tenant(make_loop: Callable[..., 
     loop = make_loop(num_blocks=41, share=0.2)  # 8 blocks, 4 for one tenant
     run(loop, "a", list(range(20)), pins=[CachePin(8, 300.0), CachePin(20, 3600.0)])
     assert loop.received["a"].cache_use.num_pinned_tokens == 8, "the longer one is over the tenant's quota"
-    (pin,) = steer(loop, ListPrefixes(1)).pins
-    assert (pin.num_tokens, pin.num_held, pin.tenant, pin.expires_in) == (8, 2, "", 300.0)
+    (one,) = ask(loop, ListPrefixes(1)).pins
+    assert (one.num_tokens, one.num_held, one.tenant, one.expires_in) == (8, 2, "", 300.0)
     clock.now += 200
     run(loop, "b", list(range(20)), pins=[CachePin(8, 300.0)])
-    (pin,) = steer(loop, ListPrefixes(1)).pins
-    assert pin.expires_in == 300.0, "the same prefix is renewed"
+    (one,) = ask(loop, ListPrefixes(1)).pins
+    assert one.expires_in == 300.0, "the same prefix is renewed"
     clock.now += 299
-    assert len(steer(loop, ListPrefixes(1)).pins) == 1, "and outlives its first time"
+    assert len(ask(loop, ListPrefixes(1)).pins) == 1, "and outlives its first time"
     clock.now += 1
-    assert steer(loop, ListPrefixes(1)).pins == []
+    assert ask(loop, ListPrefixes(1)).pins == []
     assert run(loop, "c", [1, 2, 3], pins=[CachePin(3, 300.0)]) == 0
     assert loop.received["c"].cache_use.num_pinned_tokens == 0
 
@@ -203,56 +213,58 @@ def test_two_pins_of_a_tenant_that_hold_nothing_expire(make_loop: Callable[..., 
     loop = make_loop(windows=(1,))
     run(loop, "a", [*SYSTEM, 10], pins=[CachePin(4, 1.0), CachePin(8, 1.0)])
     clock.now += 2
-    assert steer(loop, ListPrefixes(1)).pins == []
+    assert ask(loop, ListPrefixes(1)).pins == []
 
 
 def test_evicting_takes_what_follows_and_what_only_led_there(make_loop: Callable[..., Loop]) -> None:
     loop = make_loop()
     run(loop, "a", [*SYSTEM, *range(10, 20)])  # 8 + 8, and a part
     run(loop, "b", [*SYSTEM, 20, 21, 22, 20, 2])
-    longest = next(one for one in steer(loop, ListPrefixes(10)).prefixes if one.num_tokens == 16)
-    assert steer(loop, EvictPrefixes(longest.prefix)).num_blocks == 2, "the system prompt leads elsewhere too"
-    assert not steer(loop, EvictPrefixes(longest.prefix)).found
+    longest = next(one for one in ask(loop, ListPrefixes(10)).prefixes if one.num_tokens == 16)
+    assert ask(loop, EvictPrefixes(longest.prefix)).num_blocks == 2, "the system prompt leads elsewhere too"
+    assert ask(loop, EvictPrefixes(longest.prefix)) == NotFound()
     assert run(loop, "c", [*SYSTEM, *range(10, 20)]) == 8
-    steer(loop, SetPin(60.0, prompt_token_ids=SYSTEM))
-    assert steer(loop, EvictPrefixes()).num_blocks == 3
+    pin(loop, SYSTEM)
+    assert ask(loop, EvictPrefixes()).num_blocks == 3
     assert run(loop, "d", [*SYSTEM, *range(10, 20)]) == 8, "pinned blocks stay"
-    steer(loop, ResetCache())
-    assert steer(loop, ListPrefixes(10)) == CacheReply(max_pinned_blocks=20)
+    assert ask(loop, ResetCache()).num_blocks > 0
+    assert ask(loop, ListPrefixes(10)) == PrefixList(
+        prefixes=[], num_prefixes=0, pins=[], num_cached_blocks=0, num_pinned_blocks=0, max_pinned_blocks=20
+    )
     assert run(loop, "e", [*SYSTEM, 10]) == 0
 
 
 def test_running_requests_keep_what_is_evicted_around_them(make_loop: Callable[..., Loop]) -> None:
     loop = make_loop()
     loop.add(make_request("a", [*SYSTEM, 10], max_tokens=20))
-    for order in (EvictPrefixes(), SetPin(60.0, prompt_token_ids=SYSTEM), EvictPrefixes(), ResetCache()):
+    for query in (EvictPrefixes(), SetPin(60.0, prompt_token_ids=SYSTEM), EvictPrefixes(), ResetCache()):
         loop.step()
-        steer(loop, order)
+        ask(loop, query)
     loop.run()  # checks every cell and token
 
 
 def test_saved_prefixes_are_restored(make_loop: Callable[..., Loop]) -> None:
     loop = make_loop(tiers=host_tier(0, swaps=False, disk=400))
     run(loop, "a", [*SYSTEM, 10])
-    assert steer(loop, SavePrefixes()).num_blocks == 2
-    (prefix,) = steer(loop, ListPrefixes(10)).prefixes
-    assert steer(loop, SavePrefixes(prefix.prefix)).num_blocks == 2
-    assert not steer(loop, SavePrefixes(b"?")).found
+    assert ask(loop, SavePrefixes()).num_blocks == 2
+    (prefix,) = ask(loop, ListPrefixes(10)).prefixes
+    assert ask(loop, SavePrefixes(prefix.prefix)).num_blocks == 2
+    assert ask(loop, SavePrefixes(b"?")) == NotFound()
     flood(loop)
     loop.worker.num_loads = 0
-    assert steer(loop, RestorePrefix([*SYSTEM, 11])).num_blocks == 2
+    assert ask(loop, RestorePrefix([*SYSTEM, 11])).num_blocks == 2
     assert loop.scheduler.has_requests(), "moves wait for a plan"
     loop.run()
     assert loop.worker.num_loads == 2
-    assert steer(loop, RestorePrefix(SYSTEM)).num_blocks == 0, "it is there"
+    assert ask(loop, RestorePrefix(SYSTEM)).num_blocks == 0, "it is there"
     assert run(loop, "b", [*SYSTEM, 10]) == 8
     assert loop.worker.num_loads == 2
 
 
 def test_without_tiers_there_is_nothing_to_save_to(make_loop: Callable[..., Loop]) -> None:
     loop = make_loop()
-    for order, flag in ((SavePrefixes(), "--kv-cache-dir"), (RestorePrefix(SYSTEM), "--swap-space")):
-        fault = loop.scheduler.steer(order).fault
+    for query, flag in ((SavePrefixes(), "--kv-cache-dir"), (RestorePrefix(SYSTEM), "--swap-space")):
+        fault = loop.scheduler.ask(query).fault
         assert fault is not None
         assert fault.refused
         assert flag in fault.message
@@ -262,10 +274,10 @@ def test_without_tiers_there_is_nothing_to_save_to(make_loop: Callable[..., Loop
 def test_pins_keep_what_windows_see(make_loop: Callable[..., Loop], windows: tuple[int | None, ...]) -> None:
     loop = make_loop(windows=windows, num_blocks=81)
     prompt = [*SYSTEM, *range(10, 18), 3]
-    steer(loop, SetPin(60.0, prompt_token_ids=prompt))
+    pin(loop, prompt)
     run(loop, "a", prompt)
-    (pin,) = steer(loop, ListPrefixes(10)).pins
-    assert pin.num_held == pin.num_blocks < 4 * len(windows)
+    (one,) = ask(loop, ListPrefixes(10)).pins
+    assert one.num_held == one.num_blocks < 4 * len(windows)
     for _ in range(3):
         flood(loop, 12)
     assert run(loop, "b", prompt) == 16

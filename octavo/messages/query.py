@@ -1,0 +1,192 @@
+"""Queries: all that may be asked of, or told to, the engine core between two steps, and what answers each.
+
+A prefix is named by the hash of its last row of blocks. Seconds are relative: clocks differ between processes. A new
+query is a struct here (in ``AnyQuery``), the struct of its answer (in ``AnyAnswer``), and a handler in
+``octavo.core.queries``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Generic, Literal, TypeVar
+
+import msgspec
+
+from octavo.messages.fault import RequestFault
+
+Answer = TypeVar("Answer")
+
+
+class Query(msgspec.Struct, Generic[Answer], frozen=True):
+    """A question or an order that is answered by an ``Answer``."""
+
+
+class NotFound(msgspec.Struct, frozen=True, tag=True):
+    """The core has nothing of the name that the query gives."""
+
+
+# ---- cached prefixes
+
+
+class PrefixInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A prefix in the block pool. ``head`` and ``tail``: token ids for a preview, never of a salted prefix."""
+
+    prefix: bytes
+    num_tokens: int
+    num_blocks: int
+    num_used_blocks: int  # held by requests or pins
+    hits: int  # requests that began with it and took over at least its blocks
+    idle: float  # seconds since its last use
+    salted: bool
+    pin_ids: list[str]
+    head: list[int] = []
+    tail: list[int] = []
+
+
+class PinInfo(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A pin. ``num_held``: of its blocks, those that have been computed. ``tenant``: None if an administrator's."""
+
+    pin_id: str
+    prefix: bytes
+    num_tokens: int
+    num_blocks: int
+    num_held: int
+    tenant: str | None
+    expires_in: float
+
+
+class PrefixList(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Answers ListPrefixes. ``num_prefixes``: how many there are, listed or not."""
+
+    prefixes: list[PrefixInfo]
+    num_prefixes: int
+    pins: list[PinInfo]
+    num_cached_blocks: int
+    num_pinned_blocks: int
+    max_pinned_blocks: int
+
+
+class ListPrefixes(Query[PrefixList], frozen=True, tag=True):
+    """List at most ``limit`` prefixes, with ``num_preview_tokens`` tokens, at most, of either end of each."""
+
+    limit: int
+    num_preview_tokens: int = 0
+
+
+class SetPin(Query["PinInfo | NotFound"], frozen=True, tag=True):
+    """Pin a cached prefix, or the whole blocks of a prompt, for ``ttl`` seconds."""
+
+    ttl: float
+    prefix: bytes | None = None
+    prompt_token_ids: list[int] = []
+    cache_salt: str | None = None
+
+
+class PinEnded(msgspec.Struct, frozen=True, tag=True):
+    """Answers RemovePin."""
+
+
+class RemovePin(Query["PinEnded | NotFound"], frozen=True, tag=True):
+    """Let a pin go."""
+
+    pin_id: str
+
+
+class BlocksEvicted(msgspec.Struct, frozen=True, tag=True):
+    """Answers EvictPrefixes."""
+
+    num_blocks: int
+
+
+class EvictPrefixes(Query["BlocksEvicted | NotFound"], frozen=True, tag=True):
+    """Forget a prefix with all that follows it (None: every prefix), except what is in use or pinned."""
+
+    prefix: bytes | None = None
+
+
+class CacheCleared(msgspec.Struct, frozen=True, tag=True):
+    """Answers ResetCache. ``num_blocks``: cached ones that were forgotten."""
+
+    num_blocks: int
+
+
+class ResetCache(Query[CacheCleared], frozen=True, tag=True):
+    """Forget all prefixes; pins end."""
+
+
+class BlocksSaved(msgspec.Struct, frozen=True, tag=True):
+    """Answers SavePrefixes."""
+
+    num_blocks: int
+
+
+class SavePrefixes(Query["BlocksSaved | NotFound"], frozen=True, tag=True):
+    """Have the disk tier keep a prefix (None: every prefix)."""
+
+    prefix: bytes | None = None
+
+
+class BlocksRestored(msgspec.Struct, frozen=True, tag=True):
+    """Answers RestorePrefix."""
+
+    num_blocks: int
+
+
+class RestorePrefix(Query[BlocksRestored], frozen=True, tag=True):
+    """Load what tiers have of a prompt into the pool."""
+
+    prompt_token_ids: list[int]
+    cache_salt: str | None = None
+
+
+# ---- the block pool
+
+BlockState = Literal["null", "free", "cached", "referenced"]
+
+
+class BlockPicture(msgspec.Struct, frozen=True, array_like=True):
+    """One block. ``group``: the KV group whose K and V it holds, None if it holds none.
+
+    ``cached``: free, but a request may still take it over. ``key``: the first bytes of its name, empty if it has none.
+    """
+
+    state: BlockState
+    ref_count: int
+    group: int | None
+    key: bytes
+
+
+class PoolState(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Answers PoolPicture: all blocks in the order of their ids, how many are in each state, and who holds which.
+
+    ``tables``: by request, its block ids row by row, one of each KV group; 0 where a window has passed.
+    """
+
+    blocks: list[BlockPicture]
+    num_blocks: dict[BlockState, int]
+    tables: dict[str, list[int]]
+    block_size: int
+    num_groups: int
+
+
+class PoolPicture(Query[PoolState], frozen=True, tag=True):
+    """Describe every block of the pool. Takes time by the block."""
+
+
+AnyQuery = ListPrefixes | SetPin | RemovePin | EvictPrefixes | ResetCache | SavePrefixes | RestorePrefix | PoolPicture
+AnyAnswer = (
+    NotFound | PrefixList | PinInfo | PinEnded | BlocksEvicted | CacheCleared | BlocksSaved | BlocksRestored | PoolState
+)
+
+
+class Reply(msgspec.Struct, frozen=True, array_like=True):
+    """What became of a query: the ``answer`` of its kind, or its ``fault``."""
+
+    answer: AnyAnswer | None = None
+    fault: RequestFault | None = None
+
+    def result(self, query: Query[Answer]) -> Answer:
+        """The answer to ``query``, whose reply this is. Raises the fault: a ValidationError."""
+        if self.fault is not None:
+            raise self.fault.exception(self.fault.message)
+        answer: Any = self.answer
+        return answer
