@@ -161,9 +161,13 @@ def test_quarantine_knows_requests_by_what_they_ask_for() -> None:
     quarantine = Quarantine(SupervisorConfig(max_core_restarts=0), lambda: now[0])
 
     def request(name: str, prompt: int = 1, **changes: Any) -> EngineCoreRequest:
-        fields: dict[str, Any] = {"priority": len(name), "cache_salt": name, "arrival_time": now[0]}
         return EngineCoreRequest(
-            request_id=name, prompt_token_ids=[prompt], sampling_params=params(**changes), **fields
+            request_id=name,
+            prompt_token_ids=[prompt],
+            sampling_params=params(**changes),
+            arrival_time=now[0],
+            scheduling=SchedulingOptions(priority=len(name)),
+            cache=CacheOptions(salt=name),
         )
 
     for _ in range(2):
