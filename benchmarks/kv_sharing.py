@@ -124,7 +124,7 @@ def saved_by_beams(engine: LLMEngine, text: list[int], lengths: Lengths, width: 
     while engine.has_unfinished():
         engine.step()
         usage.note(scheduler)
-    engine.settle()
+    engine.drain()
     engine.check_invariants()
     return usage.saved
 

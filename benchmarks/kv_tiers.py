@@ -48,7 +48,7 @@ def first_token(engine: LLMEngine, prompt: list[int]) -> tuple[float, int, list[
     while engine.has_unfinished():
         outputs += engine.step()
     seconds = time.perf_counter() - start
-    engine.settle()
+    engine.drain()
     return seconds, outputs[-1].num_cached_tokens, list(outputs[-1].outputs[0].token_ids)
 
 

@@ -66,7 +66,7 @@ def run(engine: LLMEngine, prompt: list[int], streams: int) -> Run:
         done |= {output.request_id: output.outputs[0].token_ids for output in engine.step()}
         steps += 1
     seconds, cpu = time.perf_counter() - seconds, time.process_time() - cpu
-    engine.settle()
+    engine.drain()
     return Run(seconds, cpu, steps, [done[str(stream)] for stream in range(streams)])
 
 

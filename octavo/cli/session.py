@@ -53,7 +53,7 @@ class Session:
             finally:
                 if self.engine.has_unfinished():
                     self.engine.abort_all()
-                self.engine.settle()
+                self.engine.drain()
 
     def chat_prompt(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Token ids of a conversation that the assistant is to continue. Raises ValidationError without a template."""

@@ -25,7 +25,7 @@ def pin_limits(cache: CacheConfig, num_blocks: int, longest: int) -> PinLimits:
     return PinLimits(most, min(most, int(cache.tenant_pinned_share * usable)))
 
 
-class RequestLimits:
+class LengthLimits:
     """What can ever be served. ``max_step_tokens``: longest prompt of one step, None if prompts may be split."""
 
     def __init__(self, *, max_model_len: int, max_kv_tokens: int, max_step_tokens: int | None) -> None:
@@ -126,7 +126,7 @@ class TenantSeats:
         if self._counts is None:
             self._counts = Counter()
             for one in self._running:
-                self._counts[one.source.scheduling.tenant.name] += 1 + one.family.num_unborn
+                self._counts[one.source.scheduling.tenant.name] += 1 + one.sample_group.num_unborn
         return self._counts[tenant.name] < tenant.max_running
 
 
@@ -181,4 +181,4 @@ class MaxNumSeqs:
         self._limit = limit
 
     def admits(self, request: Request, running: Sequence[Request]) -> bool:
-        return sum(1 + other.family.num_unborn for other in running) < self._limit
+        return sum(1 + other.sample_group.num_unborn for other in running) < self._limit

@@ -36,7 +36,7 @@ from octavo.messages import (
 )
 
 if TYPE_CHECKING:
-    from octavo.core.family import Family
+    from octavo.core.sample_group import SampleGroup
 
 REPEATED = "repetition_detected"  # vLLM's stop_reason
 
@@ -58,7 +58,7 @@ class Request:
     """One sequence and its life cycle. ``number`` is unique in this process, and greater the later it was made.
 
     ``epoch`` counts its stays in the running set: a step's result is valid only if the request is still in the epoch
-    in which the step was planned. ``family`` says what a sampled token leads to, beside a longer request.
+    in which the step was planned. ``sample_group`` says what a sampled token leads to, beside a longer request.
     """
 
     __slots__ = (
@@ -72,7 +72,6 @@ class Request:
         "cache_use",
         "drafts",
         "epoch",
-        "family",
         "limit",
         "num_computed_tokens",
         "num_confirmed_tokens",
@@ -84,6 +83,7 @@ class Request:
         "number",
         "queued_time",
         "request_id",
+        "sample_group",
         "sampling_params",
         "scheduled_time",
         "source",
@@ -91,11 +91,11 @@ class Request:
         "token_ids",
     )
 
-    def __init__(self, source: EngineCoreRequest, family: Family, *, limit: int, queued_time: float) -> None:
+    def __init__(self, source: EngineCoreRequest, sample_group: SampleGroup, *, limit: int, queued_time: float) -> None:
         """``limit``: number of tokens, prompt included, at which the request ends with reason "length"."""
         self.number = next(_NUMBERS)
         self.source = source
-        self.family = family
+        self.sample_group = sample_group
         self.request_id = source.request_id
         self.sampling_params = source.sampling_params
         self.token_ids = list(source.prompt_token_ids)  # the prompt, then the output
@@ -237,9 +237,9 @@ class Request:
         self.num_confirmed_tokens = num_tokens
         self._is_counted = True
 
-    def fork(self, source: EngineCoreRequest, family: Family, *, limit: int) -> Request:
+    def fork(self, source: EngineCoreRequest, sample_group: SampleGroup, *, limit: int) -> Request:
         """A request that goes on from all known tokens of this one, without blocks, its times told as its own."""
-        child = Request(source, family, limit=limit, queued_time=self.queued_time)
+        child = Request(source, sample_group, limit=limit, queued_time=self.queued_time)
         child.token_ids = list(self.token_ids)
         child.num_prompt_tokens = self.num_prompt_tokens
         child.block_hashes = list(self.block_hashes)
@@ -290,7 +290,9 @@ class Request:
             return FinishReason.LENGTH, None
         return (FinishReason.REPETITION, REPEATED) if may_stop and repeats else None
 
-    def take(self, result: ModelRunnerOutput, prompt_logprobs: list[TokenLogprobs] | None = None) -> EngineCoreOutput:
+    def append_sampled(
+        self, result: ModelRunnerOutput, prompt_logprobs: list[TokenLogprobs] | None = None
+    ) -> EngineCoreOutput:
         """Append what ``result`` sampled under this request's id, up to the token that ends it; the message of it."""
         sampled = result.sampled_token_ids[self.request_id]
         end, count = self.append(sampled[0]), 1
@@ -306,7 +308,7 @@ class Request:
             stop_reason=end[1] if end else None,
         )
 
-    def take_prompt_logprobs(self, result: ModelRunnerOutput, start: int) -> list[TokenLogprobs] | None:
+    def new_prompt_logprobs(self, result: ModelRunnerOutput, start: int) -> list[TokenLogprobs] | None:
         """Those of ``result``, of a step that began at position ``start``, that were not sent before a preemption."""
         logprobs = result.prompt_logprobs.get(self.request_id)
         if logprobs is None:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from octavo.core.doubt import Doubts
-from octavo.core.family import Family, Growth
 from octavo.core.kv_cache.groups import KVManager
 from octavo.core.policy import Policy
 from octavo.core.request import Request, RequestStatus
+from octavo.core.sample_group import Growth, SampleGroup
 from octavo.core.stats import SchedulerCounters
+from octavo.core.suspects import Suspects
 from octavo.exceptions import ValidationError
 from octavo.messages import EngineCoreOutput, FinishReason, RequestFault
 
@@ -20,24 +20,24 @@ from octavo.messages import EngineCoreOutput, FinishReason, RequestFault
 class RequestBook:
     """Those that wait are in ``policy``'s queue, too."""
 
-    def __init__(self, policy: Policy, kv: KVManager, doubts: Doubts, counters: SchedulerCounters) -> None:
+    def __init__(self, policy: Policy, kv: KVManager, suspects: Suspects, counters: SchedulerCounters) -> None:
         self._policy = policy
         self._kv = kv
-        self._doubts = doubts
+        self._suspects = suspects
         self._counters = counters
         self.requests: dict[str, Request] = {}
-        self.owing: dict[str, Family] = {}  # by the id of an output for which there is no request (yet)
+        self.owing: dict[str, SampleGroup] = {}  # by the id of an output for which there is no request (yet)
         self.running: list[Request] = []  # in order of admission
         self.finished_ids: list[str] = []  # known to the worker, to be forgotten with the next plan
 
     def add(self, request: Request) -> None:
         """``request`` waits. Raises ValidationError if its id is in use."""
-        family = request.family
-        if any(name in self.requests or name in self.owing for name in (request.request_id, *family.owed)):
+        group = request.sample_group
+        if any(name in self.requests or name in self.owing for name in (request.request_id, *group.owed)):
             raise ValidationError(f"request id {request.source.request_id!r} is in use", parameter="request_id")
         self._policy.enqueue(request)
         self.requests[request.request_id] = request
-        self.owing.update(dict.fromkeys(family.owed, family))
+        self.owing.update(dict.fromkeys(group.owed, group))
 
     def take_finished_ids(self) -> list[str]:
         """For the next plan: ids that the worker may forget."""
@@ -54,7 +54,7 @@ class RequestBook:
         self._counters.num_preemptions += 1
 
     def grow(self, request: Request, growth: Growth) -> Sequence[EngineCoreOutput]:
-        """Do what the family of ``request`` has decided."""
+        """Do what the group of ``request`` has decided."""
         for output in growth.outputs:
             self.owing.pop(output.request_id, None)
         if growth.parked:
@@ -85,10 +85,10 @@ class RequestBook:
     def end(self, request_id: str, reason: FinishReason, error: RequestFault | None = None) -> list[EngineCoreOutput]:
         """End a request, or an output that no request gives yet, and what cannot go on without it; their messages."""
         request = self.requests.get(request_id)
-        family = request.family if request is not None else self.owing.get(request_id)
-        if family is None:
+        group = request.sample_group if request is not None else self.owing.get(request_id)
+        if group is None:
             return []
-        ended, told = family.end(request_id, request)
+        ended, told = group.end(request_id, request)
         outputs = []
         for name in told:
             self.owing.pop(name, None)
@@ -112,6 +112,6 @@ class RequestBook:
             self.finished_ids.append(request.request_id)
         elif request.status is not RequestStatus.PARKED:
             self._policy.remove(request)
-        self._doubts.clear(request)
+        self._suspects.clear(request)
         del self.requests[request.request_id]
         request.finish()

@@ -16,15 +16,13 @@ from octavo.core.admission import (
     AdmissionRule,
     AlwaysReady,
     Deferral,
+    LengthLimits,
     MaxNumSeqs,
     Readiness,
-    RequestLimits,
     TenantSeats,
     pin_limits,
     would_help,
 )
-from octavo.core.doubt import Doubts
-from octavo.core.family import SOLO, first_request
 from octavo.core.invariants import check_books
 from octavo.core.kv_cache.event_log import NO_EVENTS, EventLog
 from octavo.core.kv_cache.groups import make_manager
@@ -35,9 +33,11 @@ from octavo.core.policy import POLICIES
 from octavo.core.queries import CoreState, reply_to
 from octavo.core.request import Request, RequestStatus
 from octavo.core.request_book import RequestBook
+from octavo.core.sample_group import SOLO, first_request
 from octavo.core.speculation import judge_drafts, offer_drafts, plan_drafts
 from octavo.core.stats import SchedulerCounters
 from octavo.core.step import Scheduled, StepBuilder
+from octavo.core.suspects import Suspects
 from octavo.exceptions import ConfigError, InvariantError
 from octavo.kv_transfer.chain import TierChain
 from octavo.messages import (
@@ -103,17 +103,17 @@ class Scheduler:
             config.longest_prefix_first,
             lambda request: self._kv.find_prefix(request).num_tokens,
         )
-        self._limits = RequestLimits(
+        self._limits = LengthLimits(
             max_model_len=max_model_len,
             max_kv_tokens=max_tokens_that_fit(num_blocks, cache.block_size, groups, config.tokens_ahead),
             max_step_tokens=None if config.enable_chunked_prefill else config.step_tokens,
         )
         chunked = config.enable_chunked_prefill and config.long_prefill_token_threshold > 0
         self._longest_chunk = config.long_prefill_token_threshold if chunked else config.step_tokens
-        self._doubts = Doubts()
-        self._rules: list[AdmissionRule] = [MaxNumSeqs(config.max_num_seqs), self._doubts]
+        self._suspects = Suspects()
+        self._rules: list[AdmissionRule] = [MaxNumSeqs(config.max_num_seqs), self._suspects]
         self._counters = SchedulerCounters()
-        self._book = RequestBook(self._policy, self._kv, self._doubts, self._counters)
+        self._book = RequestBook(self._policy, self._kv, self._suspects, self._counters)
         self._running = self._book.running
         self._state = CoreState(self._kv, self._book.requests, clock)
         self._deferral = Deferral(TenantSeats(self._running), readiness or AlwaysReady())
@@ -155,7 +155,7 @@ class Scheduler:
 
         for entry in list(step.scheduled):  # none gives way to another from here on
             try:
-                self._settle(entry)
+                self._commit(entry)
             except Exception as error:
                 self._drop(entry.request, error, step)
 
@@ -188,13 +188,13 @@ class Scheduler:
                 kept = len(self._running) - len(step) if urgently else 0
                 if self._admit(waiting, step, kept):
                     if not urgently:
-                        self._settle(step.last)
+                        self._commit(step.last)
                 elif not (urgently and self._displace(waiting, step)):
                     break
             except Exception as error:
                 self._drop(waiting, error, step)
 
-    def _settle(self, entry: Scheduled) -> None:
+    def _commit(self, entry: Scheduled) -> None:
         """``entry`` will be computed: others may share it, and it is counted as service."""
         self._kv.share(entry.request)
         self._policy.served(entry.request, entry.num_tokens + entry.samples)
@@ -314,7 +314,7 @@ class Scheduler:
             if not entry.is_valid:
                 continue
             try:
-                outputs += self._take(entry, error, result)
+                outputs += self._apply(entry, error, result)
             except InvariantError:
                 raise
             except Exception as raised:
@@ -328,7 +328,7 @@ class Scheduler:
         for request in [r for r in reversed(self._running) if r.request_id in request_ids]:
             self._book.preempt(request)
 
-    def _take(
+    def _apply(
         self, entry: Scheduled, error: RequestFault | None, result: ModelRunnerOutput
     ) -> Sequence[EngineCoreOutput]:
         """One request's part of a result, in which it failed if ``error`` says so."""
@@ -337,17 +337,17 @@ class Scheduler:
             return self._book.fail(request.request_id, error)
         request.confirm(entry.end)
 
-        prompt_logprobs = request.take_prompt_logprobs(result, entry.start)
+        prompt_logprobs = request.new_prompt_logprobs(result, entry.start)
         if not entry.samples:
             return (request.output([], prompt_logprobs=prompt_logprobs),) if prompt_logprobs else ()
 
         request.num_placeholders -= 1
-        self._doubts.clear(request)
+        self._suspects.clear(request)
         if entry.draft_token_ids:
             judge_drafts(entry, result, self._policy, self._counters)
-        if request.family is not SOLO:
-            return self._book.grow(request, request.family.advance(request, result, prompt_logprobs))
-        output = request.take(result, prompt_logprobs)
+        if request.sample_group is not SOLO:
+            return self._book.grow(request, request.sample_group.advance(request, result, prompt_logprobs))
+        output = request.append_sampled(result, prompt_logprobs)
         if output.finish_reason is not None:
             self._book.finish(request)
         return (output,)
@@ -368,9 +368,11 @@ class Scheduler:
         self._book.finished_ids += finished_ids
         self._kv.tiers.void()
         named = [self._book.requests[request_id] for request_id in request_ids if request_id in self._book.requests]
-        outputs = [output for one in self._doubts.to_blame(named) for output in self._book.fail(one.request_id, fault)]
+        outputs = [
+            output for one in self._suspects.to_blame(named) for output in self._book.fail(one.request_id, fault)
+        ]
         left = [request for request in named if request.request_id in self._book.requests]
-        self._doubts.add(left)
+        self._suspects.add(left)
         for request in reversed([one for one in self._running if one in left]):
             self._book.preempt(request)
         for step_id, (_, scheduled) in list(self._in_flight.items()):

@@ -147,5 +147,5 @@ def _new_request_data(entry: Scheduled) -> NewRequestData:
         sampling_params=request.sampling_params,
         sample_index=request.source.sample_index,
         output=request.source.output,
-        siblings=request.family.siblings(),
+        siblings=request.sample_group.siblings(),
     )

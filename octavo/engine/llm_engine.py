@@ -74,9 +74,9 @@ class LLMEngine:
         self._client.submit(abort_ids=self._output.running_ids)
         self._output.end_all(FinishReason.ABORT)
         self._news.clear()
-        self.settle()
+        self.drain()
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Step until the core has nothing left to do or to forget."""
         while self._client.has_work():
             self._client.step()

@@ -208,7 +208,7 @@ class LLM:
                         done[output.request_id] = output
                         advance(output)
                 if not interrupted.is_set():
-                    engine.settle()
+                    engine.drain()
             finally:
                 if engine.has_unfinished():
                     engine.abort_all()

@@ -43,5 +43,5 @@ def run_counted(engine: LLMEngine, cases: Sequence[Case]) -> tuple[list[RequestO
     while engine.has_unfinished():
         outputs.update({output.request_id: output for output in engine.step()})
         steps += 1
-    engine.settle()
+    engine.drain()
     return [outputs[str(number)] for number in range(len(cases))], steps

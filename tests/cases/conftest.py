@@ -57,5 +57,5 @@ def llm(case_llm: LLM) -> Iterator[LLM]:
     yield case_llm
     engine = case_llm._live_engine()
     assert not engine.has_unfinished()
-    engine.settle()
+    engine.drain()
     engine.check_invariants()

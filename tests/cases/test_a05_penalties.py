@@ -66,7 +66,7 @@ def run(
             engine.add_request(prompt, params)
         while engine.has_unfinished():
             done |= {output.request_id: output for output in engine.step()}
-        engine.settle()
+        engine.drain()
         engine.check_invariants()
     finally:
         engine.shutdown()

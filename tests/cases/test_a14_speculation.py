@@ -79,7 +79,7 @@ def run(llm: LLM, fields: dict[str, Any]) -> tuple[list[RequestOutput], int]:
     while engine.has_unfinished():
         done |= {output.request_id: output for output in engine.step()}
         steps += 1
-    engine.settle()
+    engine.drain()
     engine.check_invariants()
     return [done[str(at)] for at in range(len(PROMPTS))], steps
 

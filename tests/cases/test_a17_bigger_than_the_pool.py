@@ -24,7 +24,7 @@ def whole(small: LLM) -> Iterator[None]:
     yield
     engine = small._live_engine()
     assert not engine.has_unfinished()
-    engine.settle()
+    engine.drain()
     engine.check_invariants()
 
 

@@ -92,7 +92,7 @@ def test_kinds_of_output_tell_the_same(llm: LLM, kind: RequestOutputKind) -> Non
                 ids[sample.index] = known + sample.token_ids
             last = output
     ends.update(sample.index for sample in last.outputs if sample.finished)
-    engine.settle()
+    engine.drain()
     assert last.finished
     assert [ids[index] for index in range(3)] == [sample.token_ids for sample in expected.outputs]
     assert sum(ends.values()) == (1 if kind == RequestOutputKind.DELTA else 3)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from octavo.config import SchedulerConfig
-from octavo.core.family import SOLO
 from octavo.core.longest_prefix import WINDOW, LongestPrefixFirst
 from octavo.core.policy import FcfsPolicy
 from octavo.core.request import Request
+from octavo.core.sample_group import SOLO
 from octavo.exceptions import ConfigError
 from octavo.messages import Tenant
 from tests.core.checking_worker import Loop, cache_config, make_request

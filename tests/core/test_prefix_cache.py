@@ -9,10 +9,10 @@ import sys
 import pytest
 
 from octavo.config import SchedulerConfig
-from octavo.core.family import SOLO
 from octavo.core.kv_cache.hashing import hash_block
 from octavo.core.kv_cache.manager import KVCacheManager, Prefix
 from octavo.core.request import Request
+from octavo.core.sample_group import SOLO
 from octavo.messages import FinishReason, RequestFault, ResetCache
 from tests.core.checking_worker import Loop, cache_config, make_request
 

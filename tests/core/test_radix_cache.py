@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from octavo.config import CacheConfig, SchedulerConfig
-from octavo.core.family import SOLO
 from octavo.core.kv_cache.groups import make_manager
 from octavo.core.kv_cache.hash_index import HashIndex
 from octavo.core.kv_cache.manager import NO_ROOM_NEEDED, KVCacheManager
 from octavo.core.request import Request
+from octavo.core.sample_group import SOLO
 from octavo.exceptions import ConfigError
 from octavo.messages import BlocksEvicted, BlocksRestored, EvictPrefixes, RestorePrefix
 from tests.core.checking_worker import Loop, cache_config, make_request

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from octavo.config import SchedulerConfig
-from octavo.core.family import SOLO
 from octavo.core.kv_cache.manager import Room
 from octavo.core.request import Request
+from octavo.core.sample_group import SOLO
 from octavo.core.scheduler import Scheduler
 from octavo.core.step import StepBuilder
 from octavo.exceptions import ConfigError, InvariantError, ValidationError
@@ -304,7 +304,7 @@ def test_a_plan_that_raised_starts_anew_one_request_at_a_time() -> None:
     assert plan.num_scheduled_tokens == {"a": 9 - 8}  # its first blocks were computed by a step that came back
     scheduler.update(plan, answer(plan))
     plan = scheduler.schedule()
-    assert plan.num_scheduled_tokens == {"a": 1, "c": 8, "d": 4}  # who is not in doubt may start too
+    assert plan.num_scheduled_tokens == {"a": 1, "c": 8, "d": 4}  # requests that are no suspects may start too
 
 
 def test_abort_waiting_running_and_unknown() -> None:

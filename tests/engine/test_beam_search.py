@@ -47,7 +47,7 @@ def run(engine: LLMEngine, *requests: tuple[list[int], SamplingParams]) -> list[
     found = {}
     while engine.has_unfinished():
         found |= {output.request_id: output for output in engine.step()}
-    engine.settle()
+    engine.drain()
     engine.check_invariants()
     return [found[parent.request_id] for parent in parents]
 

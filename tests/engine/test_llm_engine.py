@@ -26,7 +26,7 @@ def collect(engine: LLMEngine, lives: list[LiveRequest]) -> list[list[RequestOut
     while engine.has_unfinished():
         for output in engine.step():
             found[output.request_id].append(output)
-    engine.settle()
+    engine.drain()
     engine.check_invariants()
     return [found[live.request_id] for live in lives]
 

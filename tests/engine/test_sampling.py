@@ -174,7 +174,7 @@ def test_stream_interval(tiny_model: str, server: int, asked: int | None, interv
             found[kind] = []
             while engine.has_unfinished():
                 found[kind] += engine.step()
-            engine.settle()
+            engine.drain()
     finally:
         engine.shutdown()
     deltas, whole = found[RequestOutputKind.DELTA], found[RequestOutputKind.FINAL_ONLY][-1].outputs[0]
@@ -265,7 +265,7 @@ def finals(engine: LLMEngine, prompts: list[list[int]], asked: list[SamplingPara
     done: dict[str, RequestOutput] = {}
     while engine.has_unfinished():
         done |= {output.request_id: output for output in engine.step()}
-    engine.settle()
+    engine.drain()
     engine.check_invariants()
     return [done[request_id] for request_id in ids]
 

@@ -8,7 +8,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
-from octavo.core.family import SOLO
 from octavo.core.kv_cache.block import Block
 from octavo.core.kv_cache.block_pool import BlockPool
 from octavo.core.kv_cache.event_log import EventLog
@@ -19,6 +18,7 @@ from octavo.core.kv_cache.prefix_index import make_index
 from octavo.core.kv_cache.prefix_tree import PrefixTree, blocks_of
 from octavo.core.queries import CoreState, reply_to
 from octavo.core.request import Request
+from octavo.core.sample_group import SOLO
 from octavo.messages import (
     FULL,
     Answer,

@@ -11,7 +11,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from octavo.core.family import SOLO
 from octavo.core.kv_cache.event_log import EventLog
 from octavo.core.kv_cache.groups import GroupedKVCacheManager, make_manager
 from octavo.core.kv_cache.manager import Prefix, Room
@@ -19,6 +18,7 @@ from octavo.core.kv_cache.names import block_key
 from octavo.core.kv_cache.pins import PinLimits
 from octavo.core.queries import CoreState, reply_to
 from octavo.core.request import Request
+from octavo.core.sample_group import SOLO
 from octavo.messages import (
     EvictPrefixes,
     KVTierReport,

@@ -8,11 +8,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from octavo.core.family import SOLO
 from octavo.core.kv_cache.block import Block
 from octavo.core.kv_cache.prefix_index import make_index
 from octavo.core.kv_cache.radix_index import RadixIndex, RadixNode
 from octavo.core.request import Request
+from octavo.core.sample_group import SOLO
 from tests.core.checking_worker import make_request
 
 Prefix = tuple[str | None, tuple[int, ...]]  # salt, all tokens up to a block's end

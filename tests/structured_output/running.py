@@ -22,5 +22,5 @@ def run(engine: LLMEngine, *params: SamplingParams, prompt: str = "one small ste
     while engine.has_unfinished():
         for output in engine.step():
             found[output.request_id] = output.outputs[0]
-    engine.settle()
+    engine.drain()
     return [found[str(i)] for i in range(len(params))]

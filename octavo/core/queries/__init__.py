@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.core.family import SOLO
 from octavo.core.kv_cache.groups import KVManager
 from octavo.core.request import Request
+from octavo.core.sample_group import SOLO
 from octavo.exceptions import ValidationError
 from octavo.messages import (
     CacheOptions,

@@ -1,6 +1,7 @@
-"""Whose fault was it that a step raised? Its requests are in doubt until each has got a token again.
+"""Suspects: the requests of a step that raised. The scheduler finds out which of them is to blame.
 
-They start anew, and at most one that is in doubt runs at a time: if a step raises once more, it was that one's fault.
+They start anew, and at most one suspect runs at a time: if a step raises again, that one is to blame. A request is no
+suspect any more once it has got a token.
 Knows nothing of blocks, queues or plans.
 """
 
@@ -11,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from octavo.core.request import Request
 
 
-class Doubts:
-    """The requests in doubt, by id. An AdmissionRule: at most one of them among the running."""
+class Suspects:
+    """The ids of suspects. An AdmissionRule: it admits no suspect while another one runs."""
 
     def __init__(self) -> None:
         self._ids: set[str] = set()
@@ -21,7 +22,7 @@ class Doubts:
         return request.request_id not in self._ids or not any(other.request_id in self._ids for other in running)
 
     def to_blame(self, requests: Sequence[Request]) -> Sequence[Request]:
-        """Of the requests of a step that raised: the one that was in doubt or alone, if there is one."""
+        """Of the requests of a step that raised: the suspects, or the only request."""
         return requests if len(requests) == 1 else [one for one in requests if one.request_id in self._ids]
 
     def add(self, requests: Iterable[Request]) -> None:

@@ -1,4 +1,4 @@
-"""Families: what a sampled token leads to. Usually to a longer request; with n > 1 or beams, to several requests.
+"""SampleGroup: what a sampled token leads to. Usually to a longer request; with n > 1 or beams, to several requests.
 
     Solo       r                    r goes on until it ends
     Samples    r.0 --prompt--+----  r.0 goes on; at the prompt's end r.1, r.2 ... are born, each with a token of its own
@@ -8,7 +8,7 @@
                            +--  r/1.1   +--  r/2.1     others, and the best continuations of all are the next ones
 
 A child is an ordinary request from its first step on. That it starts with its parent's blocks is the scheduler's work:
-families know neither blocks nor queues.
+sample groups know neither blocks nor queues.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Growth(NamedTuple):
     parked: bool = False
 
 
-class Family(Protocol):
+class SampleGroup(Protocol):
     """Requests that come of one prompt. Every request belongs to one."""
 
     @property
@@ -75,7 +75,7 @@ class Family(Protocol):
 
 
 class Solo:
-    """The family of a request that has no relatives. It has no state: one serves all."""
+    """The group of a request that is alone. It has no state: one serves all."""
 
     owed: Sequence[str] = ()
     num_unborn = 0
@@ -86,7 +86,7 @@ class Solo:
     def advance(
         self, request: Request, result: ModelRunnerOutput, prompt_logprobs: list[TokenLogprobs] | None
     ) -> Growth:
-        output = request.take(result, prompt_logprobs)
+        output = request.append_sampled(result, prompt_logprobs)
         return Growth((output,), ended=(request,) if output.finish_reason is not None else ())
 
     def end(self, request_id: str, request: Request | None) -> tuple[Sequence[Request], Sequence[str]]:
@@ -121,9 +121,9 @@ class Samples:
         self, request: Request, result: ModelRunnerOutput, prompt_logprobs: list[TokenLogprobs] | None
     ) -> Growth:
         children = [request.fork(source, SOLO, limit=request.limit) for source in self._unborn.values()]
-        outputs = [child.take(result) for child in children]
+        outputs = [child.append_sampled(result) for child in children]
         own = SOLO.advance(request, result, prompt_logprobs)
-        request.family = SOLO  # last: should anything above raise, they still end together
+        request.sample_group = SOLO  # last: should anything above raise, they still end together
         going_on = [(request, c) for c, o in zip(children, outputs, strict=True) if o.finish_reason is None]
         return Growth([*own.outputs, *outputs], going_on, own.ended)
 
@@ -229,5 +229,5 @@ def first_request(source: EngineCoreRequest, *, limit: int, queued_time: float) 
     samples = source.samples()
     if source.sampling_params.beam_search is not None:
         return Beams(samples, limit=limit).begin(queued_time)
-    family = Samples(samples[1:]) if len(samples) > 1 else SOLO
-    return Request(samples[0], family, limit=limit, queued_time=queued_time)
+    group = Samples(samples[1:]) if len(samples) > 1 else SOLO
+    return Request(samples[0], group, limit=limit, queued_time=queued_time)
