@@ -219,8 +219,8 @@ async def serve_ready_core(args: argparse.Namespace) -> None:
     from octavo.args.engine_args import engine_config_from_kwargs
     from octavo.args.resolve import resolve_engine_config
     from octavo.engine.async_llm import AsyncLLM
-    from octavo.entrypoints.openai.app import build_app
-    from octavo.entrypoints.state import ServedModel, ServerState
+    from octavo.entrypoints.app import build_app
+    from octavo.entrypoints.server.state import ServedModel, ServerState
     from octavo.messages import EngineInfo
     from octavo.tokenizer import load_tokenizer
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import uvicorn
 
     from octavo.engine.async_llm import AsyncLLM
-    from octavo.entrypoints.state import ServedModel, ServerState
+    from octavo.entrypoints.server.state import ServedModel, ServerState
 
 logger = logging.getLogger("octavo.server")
 
@@ -110,7 +110,7 @@ class Serving:
         tls: ssl.SSLContext | None,
         started: float,
     ) -> None:
-        from octavo.entrypoints.state import ServedModel, ServerState
+        from octavo.entrypoints.server.state import ServedModel, ServerState
 
         self.engine_config, self.server_config = engine, server
         self.listener, self.tls, self.started = listener, tls, started
@@ -129,8 +129,9 @@ class Serving:
         """The HTTP server, not yet serving. Its imports take a third of a second: run it beside the engine's start."""
         import uvicorn
 
-        from octavo.entrypoints.http_protocol import timed_protocol
-        from octavo.entrypoints.openai.app import build_app
+        from octavo.entrypoints.api.shared.errors import OPENAI
+        from octavo.entrypoints.app import build_app
+        from octavo.entrypoints.http.connection import timed_protocol
 
         class Server(uvicorn.Server):
             @contextlib.contextmanager
@@ -145,7 +146,10 @@ class Serving:
         config = uvicorn.Config(
             build_app(self.state),
             http=timed_protocol(
-                self.server_config.request_timeout, self.server_config.slow_client_timeout, listen.max_connections()
+                OPENAI,
+                self.server_config.request_timeout,
+                self.server_config.slow_client_timeout,
+                listen.max_connections(),
             ),
             backlog=listen.ACCEPTS,
             h11_max_incomplete_event_size=self.server_config.h11_max_incomplete_event_size,

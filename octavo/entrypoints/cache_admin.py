@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
 from msgspec import UNSET
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from octavo.entrypoints.access import require_admin
+from octavo.entrypoints.http.openapi import describe_answer
+from octavo.entrypoints.http.routing import JsonRoute, context_of, note_ignored, require_admin
+from octavo.entrypoints.http.sse import json_response
 from octavo.entrypoints.openai.bounded import Messages, TokenIds
 from octavo.entrypoints.openai.cache_answers import BlocksChanged, CachedPrefix, Pin, PinRemoved, PrefixCache
-from octavo.entrypoints.openai.openapi import describe_answer
 from octavo.entrypoints.openai.prompts import chat_token_ids, encode_prompts
 from octavo.entrypoints.openai.protocol import ChatMessage, TemplateOptions
-from octavo.entrypoints.openai.routing import JsonRoute, note_ignored, server_state
-from octavo.entrypoints.openai.sse import json_response
-from octavo.entrypoints.state import NotFoundError, ServerState
+from octavo.entrypoints.server.context import RequestContext
+from octavo.entrypoints.server.state import NotFoundError
 from octavo.exceptions import ValidationError
 from octavo.messages import (
     Answer,
@@ -34,6 +34,9 @@ from octavo.messages import (
     SetPin,
 )
 from octavo.tokenizer.base import Tokenizer
+
+if TYPE_CHECKING:
+    from octavo.engine.async_llm import AsyncLLM
 
 router = APIRouter(prefix="/v1/cache", route_class=JsonRoute, dependencies=[Depends(require_admin)])
 
@@ -84,7 +87,7 @@ async def list_cache(
     request: Request, limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 100, preview: bool = False
 ) -> Response:
     """What is cached in the block pool, most recently used first, and what is pinned."""
-    engine = server_state(request).model().ready_engine()
+    engine = _engine(request)
     reply = await engine.ask(ListPrefixes(limit, PREVIEW_TOKENS if preview else 0))
     now = time.time()
     return json_response(
@@ -103,7 +106,7 @@ async def list_cache(
 @router.post("/pins", response_class=Response, responses=describe_answer(Pin))
 async def set_pin(body: PinRequest, request: Request) -> Response:
     """Keep the whole blocks of a prefix for ``ttl`` seconds. Those not computed yet are kept as soon as they are."""
-    state = server_state(request)
+    context = context_of(request)
     note_ignored(request, sorted(body.model_extra or {}))
     given = [name for name in ("prompt", "messages", "prefix_id") if getattr(body, name) is not None]
     if len(given) != 1:
@@ -111,15 +114,15 @@ async def set_pin(body: PinRequest, request: Request) -> Response:
     if body.prefix_id is not None:
         query = SetPin(body.ttl, prefix=_hash(body.prefix_id))
     else:
-        query = SetPin(body.ttl, prompt_token_ids=await _token_ids(state, body), cache_salt=body.cache_salt)
-    pin = _found(await state.model().ready_engine().ask(query), body.prefix_id)
+        query = SetPin(body.ttl, prompt_token_ids=await _token_ids(context, body), cache_salt=body.cache_salt)
+    pin = _found(await _engine(request).ask(query), body.prefix_id)
     return json_response(_pin(pin, time.time()))
 
 
 @router.delete("/pins/{pin_id}", response_class=Response, responses=describe_answer(PinRemoved))
 async def remove_pin(pin_id: str, request: Request) -> Response:
     """Let a pin go: its blocks are ordinary cached ones again."""
-    answer = await server_state(request).model().ready_engine().ask(RemovePin(pin_id))
+    answer = await _engine(request).ask(RemovePin(pin_id))
     if isinstance(answer, NotFound):
         raise UnknownPinError(f"no pin has the id {pin_id[:200]!r}")
     return json_response(PinRemoved(id=pin_id))
@@ -128,14 +131,14 @@ async def remove_pin(pin_id: str, request: Request) -> Response:
 @router.delete("/prefixes", response_class=Response, responses=describe_answer(BlocksChanged))
 async def evict_all(request: Request) -> Response:
     """Forget all blocks that no request and no pin holds, in the tiers too."""
-    evicted = _found(await server_state(request).model().ready_engine().ask(EvictPrefixes()))
+    evicted = _found(await _engine(request).ask(EvictPrefixes()))
     return json_response(BlocksChanged(object="cache.evicted", blocks=evicted.num_blocks))
 
 
 @router.delete("/prefixes/{prefix_id}", response_class=Response, responses=describe_answer(BlocksChanged))
 async def evict_prefix(prefix_id: str, request: Request) -> Response:
     """Forget a prefix, what follows it, and what only led to it, except what a request or a pin holds."""
-    engine = server_state(request).model().ready_engine()
+    engine = _engine(request)
     evicted = _found(await engine.ask(EvictPrefixes(_hash(prefix_id))), prefix_id)
     return json_response(BlocksChanged(object="cache.evicted", blocks=evicted.num_blocks))
 
@@ -143,7 +146,7 @@ async def evict_prefix(prefix_id: str, request: Request) -> Response:
 @router.delete("", response_class=Response, responses=describe_answer(BlocksChanged))
 async def reset_cache(request: Request) -> Response:
     """Forget everything, pins and tiers too. Running requests go on."""
-    cleared = await server_state(request).model().ready_engine().ask(ResetCache())
+    cleared = await _engine(request).ask(ResetCache())
     return json_response(BlocksChanged(object="cache.reset", blocks=cleared.num_blocks))
 
 
@@ -152,20 +155,25 @@ async def save_cache(body: SaveRequest, request: Request) -> Response:
     """Write a prefix, or all that is cached, to the disk tier now."""
     note_ignored(request, sorted(body.model_extra or {}))
     query = SavePrefixes(None if body.prefix_id is None else _hash(body.prefix_id))
-    saved = _found(await server_state(request).model().ready_engine().ask(query), body.prefix_id)
+    saved = _found(await _engine(request).ask(query), body.prefix_id)
     return json_response(BlocksChanged(object="cache.saved", blocks=saved.num_blocks))
 
 
 @router.post("/restore", response_class=Response, responses=describe_answer(BlocksChanged))
 async def restore_prefix(body: PromptRequest, request: Request) -> Response:
     """Load what the tiers have of a prompt into the block pool."""
-    state = server_state(request)
+    context = context_of(request)
     note_ignored(request, sorted(body.model_extra or {}))
     if (body.prompt is None) == (body.messages is None):
         raise ValidationError("give exactly one of prompt and messages", parameter="prompt")
-    query = RestorePrefix(await _token_ids(state, body), body.cache_salt)
-    restored = await state.model().ready_engine().ask(query)
+    query = RestorePrefix(await _token_ids(context, body), body.cache_salt)
+    restored = await _engine(request).ask(query)
     return json_response(BlocksChanged(object="cache.restored", blocks=restored.num_blocks))
+
+
+def _engine(request: Request) -> AsyncLLM:
+    """The default model's engine. Raises NotReadyError or EngineDeadError."""
+    return context_of(request).server.model().ready_engine()
 
 
 def _found(answer: Answer | NotFound, prefix_id: str | None = None) -> Answer:
@@ -175,16 +183,16 @@ def _found(answer: Answer | NotFound, prefix_id: str | None = None) -> Answer:
     return answer
 
 
-async def _token_ids(state: ServerState, body: PromptRequest) -> list[int]:
-    model = state.model(body.model)
+async def _token_ids(context: RequestContext, body: PromptRequest) -> list[int]:
+    model = context.server.model(body.model)
     engine = model.ready_engine()
     if body.messages is not None:
         special = bool(body.add_special_tokens)
-        return await chat_token_ids(model, body.messages, body, add_special_tokens=special)
+        return await chat_token_ids(context, model, body.messages, body, add_special_tokens=special)
     assert body.prompt is not None
-    special, context = body.add_special_tokens is not False, engine.info.max_model_len
+    special, limit = body.add_special_tokens is not False, engine.info.max_model_len
     (token_ids,) = await encode_prompts(
-        engine.tokenizer, body.prompt, n=1, add_special_tokens=special, context=context, fits=True
+        engine.tokenizer, body.prompt, n=1, add_special_tokens=special, limit=limit, fits=True
     )
     highest = engine.info.vocab_size - 1
     if not all(0 <= token_id <= highest for token_id in token_ids):

@@ -6,11 +6,11 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 import octavo
-from octavo.entrypoints.access import STRANGER, current_caller
+from octavo.entrypoints.http.openapi import describe_answer
+from octavo.entrypoints.http.routing import context_of
+from octavo.entrypoints.http.sse import json_response
 from octavo.entrypoints.openai.answers import ServerHealth, ServerVersion
-from octavo.entrypoints.openai.openapi import describe_answer
-from octavo.entrypoints.openai.routing import server_state
-from octavo.entrypoints.openai.sse import json_response
+from octavo.entrypoints.server.access import STRANGER, Caller
 from octavo.exceptions import EngineDeadError, EngineRestartingError
 
 router = APIRouter()
@@ -24,7 +24,8 @@ HEALTH = {
 @router.get("/health", response_class=Response, responses=HEALTH)
 async def health(request: Request) -> Response:
     """200 when requests are served; 503 while loading, restarting or draining, and once the engine is dead."""
-    state = server_state(request)
+    context = context_of(request)
+    state = context.server
     for model in state.models.values():
         if model.failure is None and model.engine is None:
             return json_response(ServerHealth("loading", phase=model.phase, progress=model.progress), 503)
@@ -34,15 +35,15 @@ async def health(request: Request) -> Response:
         for model in state.models.values():
             await model.ready_engine().check_health()
     except EngineRestartingError as error:
-        return json_response(ServerHealth("restarting", message=_reason(error)), 503)
+        return json_response(ServerHealth("restarting", message=_reason(error, context.caller)), 503)
     except EngineDeadError as error:
-        return json_response(ServerHealth("dead", message=_reason(error)), 503)
+        return json_response(ServerHealth("dead", message=_reason(error, context.caller)), 503)
     return json_response(ServerHealth("ok"))
 
 
-def _reason(error: EngineDeadError) -> str | None:
+def _reason(error: EngineDeadError, caller: Caller) -> str | None:
     """It may name files of this machine, which a stranger need not know."""
-    return None if current_caller.get() is STRANGER else str(error)
+    return None if caller is STRANGER else str(error)
 
 
 @router.get("/ping", response_class=Response, responses=HEALTH)

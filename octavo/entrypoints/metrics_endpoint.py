@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from octavo.entrypoints.openai.routing import server_state
+from octavo.entrypoints.http.routing import context_of
 
 router = APIRouter()
 
@@ -20,5 +20,5 @@ TEXT: dict[int | str, Any] = {200: {"content": {"text/plain": {"schema": {"type"
 @router.get("/metrics", response_class=Response, responses=TEXT)
 async def metrics(request: Request) -> Response:
     """Every metric of the default model's engine."""
-    engine = server_state(request).default.engine
+    engine = context_of(request).server.default.engine
     return Response(b"" if engine is None else engine.render_metrics(), media_type=CONTENT_TYPE)

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer, processors
 
 from octavo import LLM, SamplingParams
 from octavo.engine.async_llm import AsyncLLM
-from octavo.entrypoints.openai.app import build_app
-from octavo.entrypoints.state import ServedModel, ServerState
+from octavo.entrypoints.app import build_app
+from octavo.entrypoints.server.state import ServedModel, ServerState
 from tests.cases.asking import answered, ask
 from tests.engine.tiny_llama import BOS, make_config, write_model, write_tokenizer
 from tests.server.running_server import RunningServer

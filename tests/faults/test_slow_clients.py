@@ -19,9 +19,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from octavo.entrypoints.http_protocol import timed_protocol
+from octavo.entrypoints.api.shared.errors import OPENAI
+from octavo.entrypoints.http.connection import timed_protocol
+from octavo.entrypoints.http.routing import MAX_VALUES, check_number_of_values
 from octavo.entrypoints.openai.generation import merge
-from octavo.entrypoints.openai.routing import MAX_VALUES, check_number_of_values
 
 LIMIT = 0.3
 Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
@@ -88,14 +89,14 @@ async def serving(app: App, protocol: type[asyncio.Protocol]) -> AsyncIterator[C
 @pytest_asyncio.fixture
 async def connect(app: App) -> AsyncIterator[Connect]:
     """Connections with short limits."""
-    async with serving(app, timed_protocol(LIMIT, LIMIT)) as open_connection:
+    async with serving(app, timed_protocol(OPENAI, LIMIT, LIMIT)) as open_connection:
         yield open_connection
 
 
 async def test_one_connection_too_many(app: App) -> None:
     """It is told so, and the others are not disturbed; when one of them ends, there is room."""
     post = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nab"
-    async with serving(app, timed_protocol(0, 0, 3)) as connect:
+    async with serving(app, timed_protocol(OPENAI, 0, 0, 3)) as connect:
         opened = [await connect() for _ in range(3)]
         for reader, writer in [*opened, *opened]:
             writer.write(post)
@@ -257,8 +258,8 @@ def test_what_only_looks_like_many_values() -> None:
 
 
 async def test_the_route_says_so() -> None:
-    from octavo.entrypoints.openai.app import build_app
-    from octavo.entrypoints.state import ServedModel, ServerState
+    from octavo.entrypoints.app import build_app
+    from octavo.entrypoints.server.state import ServedModel, ServerState
     from tests.server.fake_engine import FakeEngine
 
     state = ServerState([ServedModel("m", FakeEngine())])  # type: ignore[arg-type]

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 
 from octavo.config import ChatConfig
-from octavo.entrypoints.openai.app import build_app
-from octavo.entrypoints.state import ServedModel, ServerState
+from octavo.entrypoints.app import build_app
+from octavo.entrypoints.server.state import ServedModel, ServerState
 from tests.fuzz.mutation import corpus, damaged, quick, twisted
 from tests.server.fake_engine import FakeEngine, ToolTokenizer
 

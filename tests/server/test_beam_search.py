@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from octavo.entrypoints.state import ServedModel, ServerState
+from octavo.entrypoints.server.state import ServedModel, ServerState
 from octavo.messages import BeamSearch
 from tests.server.fake_engine import FakeEngine
 from tests.server.test_protocol import CHAT, client_of

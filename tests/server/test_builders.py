@@ -17,7 +17,7 @@ from octavo.entrypoints.chat.parsers.base import Content, Delta, Reasoning, Tool
 from octavo.entrypoints.openai.conversation import ChatEvent
 from octavo.entrypoints.openai.generation import UsageCounter
 from octavo.entrypoints.openai.responses.builder import ResponseBuilder
-from octavo.messages import CachePin
+from octavo.messages import CachePin, CacheUse
 
 ECHO = {
     **{"instructions": None, "max_output_tokens": None, "parallel_tool_calls": True, "reasoning": {}, "user": None},
@@ -36,7 +36,7 @@ class Talk:
     request: Any = None
     tokenizer: Any = None
     cache_pins: tuple[CachePin, ...] = ()
-    counter: UsageCounter = field(default_factory=lambda: UsageCounter([7], 5, {0: 3}))
+    counter: UsageCounter = field(default_factory=lambda: UsageCounter([7], 5, {0: CacheUse(num_cached_tokens=3)}))
 
 
 TEXT = st.text(min_size=1, max_size=4)

@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from octavo.config import ChatConfig
+from octavo.entrypoints.app import build_app
 from octavo.entrypoints.chat.chat_format import detect
-from octavo.entrypoints.openai.app import build_app
-from octavo.entrypoints.state import ServedModel, ServerState
+from octavo.entrypoints.server.state import ServedModel, ServerState
 from octavo.tokenizer import chat_template
 from tests.server.fake_engine import FakeEngine, FakeTokenizer
 

@@ -6,8 +6,8 @@ import httpx
 import pytest
 
 from octavo.config import ServerConfig
-from octavo.entrypoints.openai.app import build_app
-from octavo.entrypoints.state import ServedModel, ServerState
+from octavo.entrypoints.app import build_app
+from octavo.entrypoints.server.state import ServedModel, ServerState
 from octavo.exceptions import ConfigError
 from tests.server.fake_engine import FakeEngine
 from tests.server.running_server import running_server

@@ -16,10 +16,11 @@ from fastapi.routing import APIRoute
 from starlette.routing import Route
 
 from octavo.config import ServerConfig
-from octavo.entrypoints import access
-from octavo.entrypoints.access import KeyRing, require_admin
-from octavo.entrypoints.openai.app import OPEN_PATHS, build_app
-from octavo.entrypoints.state import ServedModel, ServerState
+from octavo.entrypoints.app import OPEN_PATHS, build_app
+from octavo.entrypoints.http.routing import require_admin
+from octavo.entrypoints.server import access
+from octavo.entrypoints.server.access import KeyRing
+from octavo.entrypoints.server.state import ServedModel, ServerState
 from octavo.exceptions import ConfigError
 from tests.server.fake_engine import FakeEngine
 

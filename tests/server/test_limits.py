@@ -14,9 +14,9 @@ import pytest
 from pydantic import BaseModel
 
 from octavo.config import ServerConfig
-from octavo.entrypoints.openai.app import build_app
-from octavo.entrypoints.openai.field_errors import describe_fields, shown
-from octavo.entrypoints.state import ServedModel, ServerState
+from octavo.entrypoints.app import build_app
+from octavo.entrypoints.http.field_errors import describe_fields, shown
+from octavo.entrypoints.server.state import ServedModel, ServerState
 from tests.server.fake_engine import FakeEngine, FakeTokenizer
 
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}

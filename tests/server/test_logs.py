@@ -17,8 +17,8 @@ import pytest
 
 from octavo.config import LogConfig, ServerConfig
 from octavo.engine.live_request import LiveRequest
-from octavo.entrypoints.openai.app import build_app
-from octavo.entrypoints.state import ServedModel, ServerState
+from octavo.entrypoints.app import build_app
+from octavo.entrypoints.server.state import ServedModel, ServerState
 from octavo.exceptions import ConfigError
 from octavo.messages import EngineCoreRequest, RequestFault, SamplingParams
 from octavo.utils.logs import FORMATTERS, JsonFormatter, TextFormatter, current_request_id, one_line

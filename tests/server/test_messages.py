@@ -10,8 +10,8 @@ import pytest
 
 from octavo.config import ServerConfig
 from octavo.entrypoints.anthropic.protocol import MessagesRequest, to_chat
-from octavo.entrypoints.openai.app import build_app
-from octavo.entrypoints.state import ServedModel, ServerState
+from octavo.entrypoints.app import build_app
+from octavo.entrypoints.server.state import ServedModel, ServerState
 from octavo.messages import ThinkingTokens
 from tests.server.fake_engine import FakeEngine, ToolTokenizer
 

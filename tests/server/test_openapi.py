@@ -11,8 +11,8 @@ from fastapi import FastAPI
 from hypothesis import HealthCheck, settings
 
 from octavo.config import ServerConfig
-from octavo.entrypoints.openai.app import build_app
-from octavo.entrypoints.state import ServedModel, ServerState
+from octavo.entrypoints.app import build_app
+from octavo.entrypoints.server.state import ServedModel, ServerState
 from tests.server.fake_engine import FakeEngine
 
 # a request may fit the schema and still not the model, so what fits may be refused; the body's limit comes first of all

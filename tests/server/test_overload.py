@@ -12,8 +12,8 @@ import pytest
 
 from octavo.config import ServerConfig, TenantLimits, TenantTable
 from octavo.engine.tenants import Tenants
-from octavo.entrypoints.openai.app import build_app
-from octavo.entrypoints.state import ServedModel, ServerState
+from octavo.entrypoints.app import build_app
+from octavo.entrypoints.server.state import ServedModel, ServerState
 from octavo.exceptions import DeadlineError, DeadlyRequestError, OverloadedError
 from tests.server.fake_engine import FakeEngine
 from tests.server.test_requests import client_of

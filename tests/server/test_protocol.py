@@ -12,10 +12,10 @@ import pydantic
 import pytest
 
 from octavo.config import ServerConfig
-from octavo.entrypoints.openai.app import build_app
+from octavo.entrypoints.app import build_app
 from octavo.entrypoints.openai.protocol import ChatRequest, CompletionRequest, DetokenizeRequest
 from octavo.entrypoints.openai.responses.protocol import ResponsesRequest
-from octavo.entrypoints.state import ServedModel, ServerState
+from octavo.entrypoints.server.state import ServedModel, ServerState
 from octavo.messages import RepetitionDetectionParams
 from tests.server.fake_engine import FakeEngine
 

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from octavo.config import ServerConfig
-from octavo.entrypoints.openai.app import build_app
-from octavo.entrypoints.state import ServedModel, ServerState
+from octavo.entrypoints.app import build_app
+from octavo.entrypoints.server.state import ServedModel, ServerState
 from tests.server.fake_engine import FakeEngine
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}

@@ -8,9 +8,9 @@ import httpx
 import openai
 import pytest
 
-from octavo.entrypoints.openai.app import build_app
+from octavo.entrypoints.app import build_app
 from octavo.entrypoints.openai.responses.protocol import ResponsesRequest, to_chat
-from octavo.entrypoints.state import ServedModel, ServerState
+from octavo.entrypoints.server.state import ServedModel, ServerState
 from octavo.exceptions import ValidationError
 from tests.server.fake_engine import FakeEngine, ToolTokenizer
 

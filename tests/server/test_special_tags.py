@@ -14,8 +14,8 @@ import pytest
 import pytest_asyncio
 
 from octavo.engine.async_llm import AsyncLLM
-from octavo.entrypoints.openai.app import build_app
-from octavo.entrypoints.state import ServedModel, ServerState
+from octavo.entrypoints.app import build_app
+from octavo.entrypoints.server.state import ServedModel, ServerState
 from tests.engine.tiny_llama import make_config, write_model, write_tokenizer
 
 TAGS = ("[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]", "[INST]")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.entrypoints.state import NotReadyError, ServedModel, ServerState, UnknownModelError
+from octavo.entrypoints.server.state import NotReadyError, ServedModel, ServerState, UnknownModelError
 from octavo.exceptions import EngineDeadError
 from tests.server.fake_engine import FakeEngine
 

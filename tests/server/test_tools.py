@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from octavo.config import ChatConfig
-from octavo.entrypoints.openai.app import build_app
-from octavo.entrypoints.state import ServedModel, ServerState
+from octavo.entrypoints.app import build_app
+from octavo.entrypoints.server.state import ServedModel, ServerState
 from tests.server.scripted_engine import HERMES_TEMPLATE, THINKING_TEMPLATE, ScriptedEngine
 
 NOW = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}

@@ -17,8 +17,8 @@ import pytest
 
 from octavo.cli import listen
 from octavo.config import ServerConfig
-from octavo.entrypoints.openai.app import build_app
-from octavo.entrypoints.state import ServedModel, ServerState
+from octavo.entrypoints.app import build_app
+from octavo.entrypoints.server.state import ServedModel, ServerState
 from octavo.exceptions import ConfigError
 from tests import patient
 from tests.server.fake_engine import FakeEngine

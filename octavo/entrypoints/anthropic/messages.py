@@ -8,13 +8,14 @@ from starlette.responses import Response
 
 from octavo.entrypoints.anthropic.answers import MessageAnswer, TokensCount
 from octavo.entrypoints.anthropic.builder import MessageBuilder
+from octavo.entrypoints.anthropic.errors import error_body
 from octavo.entrypoints.anthropic.protocol import NAMES, CountTokensRequest, MessagesRequest, read_messages, to_chat
+from octavo.entrypoints.http.errors import Failure
+from octavo.entrypoints.http.openapi import describe_answer
+from octavo.entrypoints.http.routing import JsonRoute, context_of, note_ignored
+from octavo.entrypoints.http.sse import encode_named_event, json_response
 from octavo.entrypoints.openai.conversation import prepare
-from octavo.entrypoints.openai.errors import anthropic_error_body, describe
-from octavo.entrypoints.openai.openapi import describe_answer
 from octavo.entrypoints.openai.prompts import chat_formats, chat_token_ids
-from octavo.entrypoints.openai.routing import JsonRoute, note_ignored, server_state
-from octavo.entrypoints.openai.sse import encode_named_event, json_response
 from octavo.entrypoints.openai.translate import renamed
 from octavo.entrypoints.openai.typed_events import answer
 
@@ -26,33 +27,33 @@ STREAM = "`event: TYPE`, `data:` MessageStart, Ping, ContentBlockStart, ... Mess
 @router.post("/v1/messages", response_class=Response, responses=describe_answer(MessageAnswer, stream=STREAM))
 async def create_message(body: MessagesRequest, request: Request) -> Response:
     """The assistant's next message, whole or as a stream of events."""
-    state = server_state(request)
-    model = state.model(body.model)
+    context = context_of(request)
+    model = context.server.model(body.model)
     budget = chat_formats(model).default.think_end is not None
     note_ignored(request, body.ignored(budget=budget))
     with renamed(NAMES):
         marks = read_messages(body).marks()
         chat = to_chat(body, budget=budget)
-        conversation = await prepare(state, model, chat, id_prefix="msg_", clamp_output=True, marks=marks)
+        conversation = await prepare(context, model, chat, id_prefix="msg_", clamp_output=True, marks=marks)
     builder = MessageBuilder(conversation, body.max_tokens)
-    return await answer(request, conversation, builder, stream=bool(body.stream), encode=_encode, on_error=_error_event)
+
+    def broken(failed: Failure) -> bytes:
+        return b"event: error\ndata: " + error_body(*failed[:3], context.request_id) + b"\n\n"
+
+    return await answer(request, conversation, builder, stream=bool(body.stream), encode=_encode, on_error=broken)
 
 
 @router.post("/v1/messages/count_tokens", response_class=Response, responses=describe_answer(TokensCount))
 async def count_tokens(body: CountTokensRequest, request: Request) -> Response:
     """How many tokens a request would have the model read."""
-    model = server_state(request).model(body.model)
+    context = context_of(request)
+    model = context.server.model(body.model)
     note_ignored(request, body.ignored(budget=True))
     with renamed(NAMES):
         chat = to_chat(body)
-        tokens = await chat_token_ids(model, chat.messages, chat)
+        tokens = await chat_token_ids(context, model, chat.messages, chat)
     return json_response(TokensCount(len(tokens)))
 
 
 def _encode(event: msgspec.Struct) -> bytes:
     return encode_named_event(str(event.__struct_config__.tag), event)
-
-
-def _error_event(error: BaseException) -> bytes:
-    status, message, _ = describe(error)
-    return b"event: error\ndata: " + anthropic_error_body(status, message) + b"\n\n"

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from starlette.requests import Request
 
 from octavo.entrypoints.anthropic.answers import ModelInfo, ModelPage
-from octavo.entrypoints.state import ServedModel
+from octavo.entrypoints.server.state import ServedModel
 
 
 def is_anthropic(request: Request) -> bool:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, Field, PlainValidator
 
-from octavo.entrypoints.openai.field_errors import shown
+from octavo.entrypoints.http.field_errors import shown
 
 MAX_IDS = 256 * 1024  # token ids in one list, prompts aside; entries of logit_bias
 MAX_STOP_IDS = 4096  # each sample of a request keeps a set of them

@@ -11,7 +11,17 @@ from fastapi import APIRouter, Request
 from msgspec import UNSET
 from starlette.responses import Response
 
+from octavo.entrypoints.api.shared.errors import DONE, error_event
 from octavo.entrypoints.chat.parsers.base import Content, Delta, Reasoning
+from octavo.entrypoints.http.openapi import describe_answer
+from octavo.entrypoints.http.routing import JsonRoute, context_of, note_ignored
+from octavo.entrypoints.http.sse import (
+    CLIENT_CLOSED,
+    EventStream,
+    encode_event,
+    json_response,
+    until_disconnect,
+)
 from octavo.entrypoints.openai.answers import (
     AssistantMessage,
     ChatChoice,
@@ -25,17 +35,7 @@ from octavo.entrypoints.openai.answers import (
 )
 from octavo.entrypoints.openai.conversation import ChatAnswer, ChatEvent, Choice, Conversation, Logprobs, prepare
 from octavo.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs
-from octavo.entrypoints.openai.openapi import describe_answer
 from octavo.entrypoints.openai.protocol import REFUSED_IN_CHAT, ChatRequest
-from octavo.entrypoints.openai.routing import JsonRoute, note_ignored, server_state
-from octavo.entrypoints.openai.sse import (
-    CLIENT_CLOSED,
-    DONE,
-    EventStream,
-    encode_event,
-    json_response,
-    until_disconnect,
-)
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -46,12 +46,12 @@ STREAM = "`data: ChatChunk` an event, `data: [DONE]` at the end"
 @router.post("/v1/chat/completions", response_class=Response, responses=describe_answer(ChatCompletion, stream=STREAM))
 async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
     """Answer a conversation, whole or as a stream of chunks."""
-    state = server_state(request)
-    model = state.model(body.model)
+    context = context_of(request)
+    model = context.server.model(body.model)
     note_ignored(request, body.refuse(REFUSED_IN_CHAT))
-    conversation = await prepare(state, model, body)
+    conversation = await prepare(context, model, body)
     if body.stream:
-        return EventStream(_chunks(conversation))
+        return EventStream(_chunks(conversation), error_event)
     answer = await until_disconnect(request.receive, _complete(conversation))
     return json_response(answer) if answer is not None else Response(status_code=CLIENT_CLOSED)
 

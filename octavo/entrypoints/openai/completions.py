@@ -12,24 +12,24 @@ from fastapi import APIRouter, Request
 from msgspec import UNSET
 from starlette.responses import Response
 
-from octavo.entrypoints.openai.answers import Completion, CompletionChoice, CompletionLogprobs
-from octavo.entrypoints.openai.generation import Generation, response_id
-from octavo.entrypoints.openai.logprobs import completion_logprobs, join, prompt_logprobs
-from octavo.entrypoints.openai.openapi import describe_answer
-from octavo.entrypoints.openai.prompts import encode_prompts, output_budget, truncate
-from octavo.entrypoints.openai.protocol import REFUSED_IN_COMPLETIONS, CompletionRequest
-from octavo.entrypoints.openai.routing import JsonRoute, note_ignored, server_state
-from octavo.entrypoints.openai.sampling import check_weight, sampling_params
-from octavo.entrypoints.openai.sse import (
+from octavo.entrypoints.api.shared.errors import DONE, error_event
+from octavo.entrypoints.http.openapi import describe_answer
+from octavo.entrypoints.http.routing import JsonRoute, context_of, note_ignored
+from octavo.entrypoints.http.sse import (
     CLIENT_CLOSED,
-    DONE,
     EventStream,
     encode_event,
     json_response,
     until_disconnect,
 )
-from octavo.entrypoints.state import ServedModel, ServerState
-from octavo.entrypoints.tenants import current_tenant
+from octavo.entrypoints.openai.answers import Completion, CompletionChoice, CompletionLogprobs
+from octavo.entrypoints.openai.generation import Generation, response_id
+from octavo.entrypoints.openai.logprobs import completion_logprobs, join, prompt_logprobs
+from octavo.entrypoints.openai.prompts import encode_prompts, output_budget, truncate
+from octavo.entrypoints.openai.protocol import REFUSED_IN_COMPLETIONS, CompletionRequest
+from octavo.entrypoints.openai.sampling import check_weight, sampling_params
+from octavo.entrypoints.server.context import RequestContext
+from octavo.entrypoints.server.state import ServedModel
 from octavo.exceptions import ValidationError
 
 if TYPE_CHECKING:
@@ -47,20 +47,20 @@ STREAM = "`data: Completion` an event, `data: [DONE]` at the end"
 @router.post("/v1/completions", response_class=Response, responses=describe_answer(Completion, stream=STREAM))
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     """Continue each prompt, whole or as a stream of chunks."""
-    state = server_state(request)
-    model = state.model(body.model)
+    context = context_of(request)
+    model = context.server.model(body.model)
     note_ignored(request, body.refuse(REFUSED_IN_COMPLETIONS))
-    answer = await prepare(state, model, body)
+    answer = await prepare(context, model, body)
     if body.stream:
-        return EventStream(answer.chunks())
+        return EventStream(answer.chunks(), error_event)
     whole = await until_disconnect(request.receive, answer.complete())
     return json_response(whole) if whole is not None else Response(status_code=CLIENT_CLOSED)
 
 
-async def prepare(state: ServerState, model: ServedModel, body: CompletionRequest) -> CompletionAnswer:
+async def prepare(context: RequestContext, model: ServedModel, body: CompletionRequest) -> CompletionAnswer:
     """Check everything and encode the prompts. Raises ValidationError or OverloadedError before an answer has begun."""
     engine = model.ready_engine()
-    engine.check_queue(current_tenant())
+    engine.check_queue(context.tenant)
     requested = body.max_tokens
     if requested is not None and (requested < 0 or (requested == 0 and not body.echo)):
         raise ValidationError(
@@ -72,7 +72,7 @@ async def prepare(state: ServerState, model: ServedModel, body: CompletionReques
         body.prompt,
         n=max(body.n or 1, body.best_of or 1),
         add_special_tokens=body.add_special_tokens,
-        context=limit,
+        limit=limit,
         fits=body.truncate_prompt_tokens is None,
     )
     default = model.sampling_defaults.get("max_tokens", DEFAULT_MAX_TOKENS)
@@ -96,8 +96,8 @@ async def prepare(state: ServerState, model: ServedModel, body: CompletionReques
             )
             check_weight(by_budget[budget], len(prompts))
     params = [by_budget[budget] for budget in budgets]
-    identity = response_id("cmpl-", body)
-    return CompletionAnswer(await Generation.begin(state, model, body, prompts, params, response_id=identity), body)
+    identity = response_id("cmpl-", context, body)
+    return CompletionAnswer(await Generation.begin(context, model, body, prompts, params, response_id=identity), body)
 
 
 def _prompt_logprobs(body: CompletionRequest) -> int | None:

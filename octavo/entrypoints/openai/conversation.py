@@ -1,6 +1,6 @@
 """One chat generation as meaning: content, reasoning and tool calls, whatever protocol carries them.
 
-    prepare(state, model, ChatRequest) -> Conversation
+    prepare(context, model, ChatRequest) -> Conversation
     Conversation.events()  -> ChatEvent, ChatEvent, ...        for streams
     Conversation.answer()  -> ChatAnswer, folded from the very same events, so that the two can never differ
 
@@ -26,8 +26,8 @@ from octavo.entrypoints.openai.protocol import ChatRequest
 from octavo.entrypoints.openai.reading import PLAIN, Reader, Reading, reader_for, thinking_is_open
 from octavo.entrypoints.openai.sampling import check_weight, sampling_params
 from octavo.entrypoints.openai.translate import renamed
-from octavo.entrypoints.state import ServedModel, ServerState
-from octavo.entrypoints.tenants import current_tenant
+from octavo.entrypoints.server.context import RequestContext
+from octavo.entrypoints.server.state import ServedModel
 from octavo.exceptions import ValidationError
 from octavo.messages import ThinkingTokens
 
@@ -210,7 +210,7 @@ def fold(choice: Choice, event: ChatEvent) -> None:
 
 
 async def prepare(
-    state: ServerState,
+    context: RequestContext,
     model: ServedModel,
     request: ChatRequest,
     *,
@@ -226,29 +226,30 @@ async def prepare(
     ``marks`` are those of the messages themselves unless the client spoke of others.
     """
     engine = model.ready_engine()
-    engine.check_queue(current_tenant())
+    engine.check_queue(context.tenant)
     field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     requested: int | None = getattr(request, field)
     if requested is not None and requested < 1:
         raise ValidationError(f"{field} must be at least 1, got {requested}", parameter=field)
     limit = engine.info.max_model_len
     marks = marks or chat_marks(request.messages)
-    setup = await chat_setup(model, request)
+    setup = await chat_setup(model, request, off_loop=context.large_body)
     prompt = await encode_chat(
         engine.tokenizer,
         request.messages,
         request,
         setup,
         add_special_tokens=request.add_special_tokens,
-        context=limit,
+        limit=limit,
         fits=request.truncate_prompt_tokens is None,
+        off_loop=context.large_body,
     )
     token_ids = truncate(
         prompt.token_ids, request.truncate_prompt_tokens, requested or 1, limit, side=request.truncation_side
     )
     exactly, at_most = (None, requested) if clamp_output else (requested, model.sampling_defaults.get("max_tokens"))
     budget = output_budget(len(token_ids), exactly, at_most, limit, prompt_field="messages", field=field)
-    identity = response_id(id_prefix, request)
+    identity = response_id(id_prefix, context, request)
     with renamed(
         {"prompt": "messages", "logprobs": "top_logprobs", "max_tokens": field}
     ):  # the engine's words for what the client gave
@@ -263,7 +264,9 @@ async def prepare(
         params = _for_reading(params, request, setup, prompt)
         parts = PromptMap(engine.tokenizer, request, setup, prompt, marks, len(token_ids))
         more = {"cache_pins": await parts.pins(), "explain": parts.report}
-        generation = await Generation.begin(state, model, request, [token_ids], [params], response_id=identity, **more)
+        generation = await Generation.begin(
+            context, model, request, [token_ids], [params], response_id=identity, **more
+        )
     role = request.messages[-1].role if request.continue_final_message else model.chat_config.response_role
     return Conversation(generation, request, prompt.text, reader_for(request, setup, prompt), role)
 

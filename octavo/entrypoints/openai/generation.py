@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET, UnsetType
 
-from octavo.entrypoints.access import current_caller
 from octavo.entrypoints.openai.answers import (
     CacheReport,
     CompletionTokensDetails,
@@ -22,13 +21,11 @@ from octavo.entrypoints.openai.answers import (
     Usage,
 )
 from octavo.entrypoints.openai.constraints import named_by
-from octavo.entrypoints.openai.deadlines import arrival_time, shortest
 from octavo.entrypoints.openai.prompt_map import cache_report
 from octavo.entrypoints.openai.protocol import GenerationRequest
 from octavo.entrypoints.openai.sampling import check_logprobs
-from octavo.entrypoints.request_ids import current_request_id
-from octavo.entrypoints.state import ServedModel, ServerState
-from octavo.entrypoints.tenants import current_tenant
+from octavo.entrypoints.server.context import RequestContext
+from octavo.entrypoints.server.state import ServedModel
 from octavo.exceptions import ValidationError
 from octavo.messages import CacheOptions, SchedulingOptions, Tenant
 
@@ -117,9 +114,9 @@ def request_times(times: RequestMetrics, num_tokens: int) -> RequestTimes:
     )
 
 
-def scheduling_options(request: GenerationRequest) -> SchedulingOptions:
+def scheduling_options(context: RequestContext, request: GenerationRequest) -> SchedulingOptions:
     """What body and headers say of the request's urgency, and whose it is."""
-    tenant, timeout = Tenant(current_tenant()), shortest(request.timeout)
+    tenant, timeout = Tenant(context.tenant), context.shortest_timeout(request.timeout)
     return SchedulingOptions(priority=request.priority, tenant=tenant, timeout=timeout)
 
 
@@ -139,7 +136,7 @@ class Generation:
 
     def __init__(
         self,
-        state: ServerState,
+        context: RequestContext,
         model: ServedModel,
         request: GenerationRequest,
         prompts: list[list[int]],
@@ -152,8 +149,8 @@ class Generation:
         """``explain`` may take its time: it is called in a thread of its own, if the report was asked for."""
         if request.return_cache_report and len(prompts) > 1:
             raise ValidationError("return_cache_report needs a single prompt", parameter="return_cache_report")
-        self._state, self._engine = state, model.ready_engine()
-        scheduling, explicit = scheduling_options(request), request.names_max_tokens
+        self._context, self._engine = context, model.ready_engine()
+        scheduling, explicit = scheduling_options(context, request), request.names_max_tokens
         params = [self._engine.bound(one, scheduling, explicit=explicit) for one in params]
         check_logprobs(prompts, params, self._engine.info.vocab_size)
         self.request, self.prompts, self.params = request, prompts, params
@@ -167,17 +164,17 @@ class Generation:
         # what the client chose may repeat, what the engine is told must not: an abort is for this one alone
         self._engine_id = f"{response_id}-{uuid.uuid4().hex[:12]}"
         places = self._engine.reserve(prompts, params, scheduling)
-        more: dict[str, Any] = {"scheduling": scheduling, "cache": self.cache, "arrival_time": arrival_time.get()}
+        more: dict[str, Any] = {"scheduling": scheduling, "cache": self.cache, "arrival_time": context.arrival_time}
         self._streams = [
             self._engine.generate(prompt, one, request_id=self._engine_id, place=place, **more)
             for prompt, one, place in zip(prompts, params, places, strict=True)
         ]
-        self._log = state.request_log.begin(self.id, prompts, params, self.tokenizer)
+        self._log = context.server.request_log.begin(self.id, prompts, params, self.tokenizer)
 
     @classmethod
     async def begin(
         cls,
-        state: ServerState,
+        context: RequestContext,
         model: ServedModel,
         request: GenerationRequest,
         prompts: list[list[int]],
@@ -189,11 +186,11 @@ class Generation:
         """The generation, once what constrains its text has been compiled, which never holds up the event loop."""
         with named_by(request):
             await model.ready_engine().check_constraint(params[0])  # all prompts of a request share it
-            return cls(state, model, request, prompts, params, response_id=response_id, **more)
+            return cls(context, model, request, prompts, params, response_id=response_id, **more)
 
     async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """(prompt index, output) as they come; closing it aborts what still runs. Raises RequestError if one fails."""
-        tracked = self._state.running.track(self._ids, self._abort, current_caller.get())
+        tracked = self._context.server.running.track(self._ids, self._abort, self._context.caller)
         with tracked, contextlib.closing(self._log):
             if len(self._streams) == 1:  # the usual case, once per token: straight through
                 async with aclosing(self._streams[0]) as stream:
@@ -214,14 +211,14 @@ class Generation:
     @property
     def _ids(self) -> set[str]:
         """What the client may call this answer."""
-        return {self.id} | {name for name in (self.request.request_id, current_request_id.get()) if name is not None}
+        return {self.id} | {name for name in (self.request.request_id, self._context.request_id) if name is not None}
 
     async def _abort(self) -> None:
         await self._engine.abort(self._engine_id)
 
     @property
     def wants_metrics(self) -> bool:
-        return bool(self.request.return_metrics) or self._state.config.enable_per_request_metrics
+        return bool(self.request.return_metrics) or self._context.server.config.enable_per_request_metrics
 
     def metrics(self) -> RequestTimes | UnsetType | None:
         """The times for the answer's body where they were asked for; None for more than one sequence."""
@@ -236,11 +233,11 @@ class Generation:
         """(a usage chunk at the end, usage in every chunk). Metrics come with the last chunk, so they ask for it."""
         options = self.request.stream_options
         asked = self.wants_metrics or bool(self.request.return_cache_report)
-        forced = self._state.config.enable_force_include_usage or asked
+        forced = self._context.server.config.enable_force_include_usage or asked
         running = bool(options and options.include_usage and options.continuous_usage_stats)
         return forced or bool(options and options.include_usage), running
 
 
-def response_id(prefix: str, request: GenerationRequest) -> str:
+def response_id(prefix: str, context: RequestContext, request: GenerationRequest) -> str:
     """The client's own id, from body or header, is only echoed; inside, every request gets a fresh one."""
-    return f"{prefix}{request.request_id or current_request_id.get() or uuid.uuid4().hex}"
+    return f"{prefix}{request.request_id or context.request_id or uuid.uuid4().hex}"

@@ -9,12 +9,12 @@ from starlette.responses import Response
 
 from octavo.entrypoints.anthropic.answers import ModelInfo, ModelPage
 from octavo.entrypoints.anthropic.models import is_anthropic, model_info, model_page
+from octavo.entrypoints.http.openapi import describe_answer
+from octavo.entrypoints.http.routing import context_of
+from octavo.entrypoints.http.sse import json_response
 from octavo.entrypoints.openai.answers import ModelCard, ModelList, ModelPermission
-from octavo.entrypoints.openai.openapi import describe_answer
 from octavo.entrypoints.openai.prompts import chat_formats
-from octavo.entrypoints.openai.routing import server_state
-from octavo.entrypoints.openai.sse import json_response
-from octavo.entrypoints.state import ServedModel
+from octavo.entrypoints.server.state import ServedModel
 
 router = APIRouter()
 
@@ -39,7 +39,7 @@ def _card(model: ServedModel) -> ModelCard:
 @router.get("/v1/models", response_class=Response, responses=describe_answer(ModelList | ModelPage, links=ONE_MODEL))
 async def list_models(request: Request) -> Response:
     """The served models; ``max_model_len`` is null while one loads."""
-    models = list(server_state(request).models.values())
+    models = list(context_of(request).server.models.values())
     return json_response(
         model_page(models) if is_anthropic(request) else ModelList(data=[_card(one) for one in models])
     )
@@ -53,5 +53,5 @@ async def list_models(request: Request) -> Response:
 )
 async def get_model(name: str, request: Request) -> Response:
     """One model, by the id that requests use."""
-    model = server_state(request).find(name)
+    model = context_of(request).server.find(name)
     return json_response(model_info(model) if is_anthropic(request) else _card(model))

@@ -12,9 +12,9 @@ from typing import Any
 from octavo.entrypoints.chat.chat_format import ChatFormat, ChatFormats
 from octavo.entrypoints.openai.chat_messages import plain_message
 from octavo.entrypoints.openai.protocol import ChatMessage, TemplateOptions
-from octavo.entrypoints.openai.routing import large_body
 from octavo.entrypoints.openai.tools import ToolUse, tool_use
-from octavo.entrypoints.state import ServedModel
+from octavo.entrypoints.server.context import RequestContext
+from octavo.entrypoints.server.state import ServedModel
 from octavo.exceptions import ValidationError
 from octavo.tokenizer.base import Tokenizer
 
@@ -28,22 +28,22 @@ RESERVED_VARIABLES = {"messages", "tools", "chat_template", "add_generation_prom
 
 
 async def encode(
-    tokenizer: Tokenizer, text: str, *, add_special_tokens: bool, context: int, fits: bool = True, field: str = "prompt"
+    tokenizer: Tokenizer, text: str, *, add_special_tokens: bool, limit: int, fits: bool = True, field: str = "prompt"
 ) -> list[int]:
     """Token ids of ``text``; a long text does not hold up the other requests, and of very long ones there is one.
 
-    Raises ValidationError, before the work, for a text that is longer than ``context`` of the longest tokens, where it
+    Raises ValidationError, before the work, for a text that is longer than ``limit`` of the longest tokens, where it
     is to fit; and in any case for one that would take too much memory.
     """
     if len(text) <= LONG_TEXT:
         return tokenizer.encode(text, add_special_tokens=add_special_tokens)
     least = -(-len(text) // tokenizer.longest_token)
-    if fits and least > context:
+    if fits and least > limit:
         raise ValidationError(
-            f"this model's maximum context length is {context} tokens; the prompt alone has at least {least}",
+            f"this model's maximum context length is {limit} tokens; the prompt alone has at least {least}",
             parameter=field,
         )
-    most = max(LONGEST_TEXT, LONGEST_TOKENS * context)
+    most = max(LONGEST_TEXT, LONGEST_TOKENS * limit)
     if len(text) > most:
         raise ValidationError(f"{field} has {len(text)} characters; at most {most} are tokenised", parameter=field)
     executor = None if len(text) <= VERY_LONG_TEXT else _very_long_texts
@@ -57,12 +57,12 @@ async def encode_prompts(
     *,
     n: int,
     add_special_tokens: bool,
-    context: int,
+    limit: int,
     fits: bool,
 ) -> list[list[int]]:
     """One list of token ids a prompt. An empty text is BOS where there is one; an empty list is a ValidationError.
 
-    Where they are to fit, one of ``context`` tokens or more is refused before the next one is tokenised.
+    Where they are to fit, one of ``limit`` tokens or more is refused before the next one is tokenised.
     """
     listed: Sequence[Any] = [prompt] if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else prompt
     if not listed:
@@ -76,11 +76,11 @@ async def encode_prompts(
     for one in listed:
         if isinstance(one, str):
             await asyncio.sleep(0)  # many short texts are a long one
-            ids = await encode(tokenizer, one, add_special_tokens=add_special_tokens, context=context, fits=fits)
+            ids = await encode(tokenizer, one, add_special_tokens=add_special_tokens, limit=limit, fits=fits)
         else:
             ids = list(one)
         if fits:
-            output_budget(len(ids), None, None, context, prompt_field="prompt", field="max_tokens")
+            output_budget(len(ids), None, None, limit, prompt_field="prompt", field="max_tokens")
         if not ids:
             if not isinstance(one, str) or tokenizer.bos_token_id is None:
                 raise ValidationError("prompt must not be empty", parameter="prompt")
@@ -106,13 +106,13 @@ class ChatPrompt:
     token_ids: list[int]
 
 
-async def chat_setup(model: ServedModel, options: TemplateOptions) -> ChatSetup:
+async def chat_setup(model: ServedModel, options: TemplateOptions, *, off_loop: bool = False) -> ChatSetup:
     """Check all that does not need the messages. Raises ValidationError naming the field.
 
     A template of the request's own is tried out off the event loop, which it could hold up on purpose; and many tools
     take a while to check.
     """
-    if options.chat_template is None and not large_body.get():
+    if options.chat_template is None and not off_loop:
         return _setup(model, options)
     return await asyncio.to_thread(_setup, model, options)
 
@@ -171,28 +171,32 @@ async def encode_chat(
     setup: ChatSetup,
     *,
     add_special_tokens: bool,
-    context: int,
+    limit: int,
     fits: bool,
+    off_loop: bool = False,
 ) -> ChatPrompt:
     """Render and tokenise; a long conversation does not hold up the other requests, nor does a request's own template.
 
     Raises what render_chat raises.
     """
-    if len(messages) <= MANY_MESSAGES and options.chat_template is None and not large_body.get():
+    if len(messages) <= MANY_MESSAGES and options.chat_template is None and not off_loop:
         text = render_chat(tokenizer, messages, options, setup)
     else:
         text = await asyncio.to_thread(render_chat, tokenizer, messages, options, setup)
-    ids = await encode(
-        tokenizer, text, add_special_tokens=add_special_tokens, context=context, fits=fits, field="messages"
-    )
+    ids = await encode(tokenizer, text, add_special_tokens=add_special_tokens, limit=limit, fits=fits, field="messages")
     return ChatPrompt(text, ids)
 
 
 async def chat_token_ids(
-    model: ServedModel, messages: list[ChatMessage], options: TemplateOptions, *, add_special_tokens: bool = False
+    context: RequestContext,
+    model: ServedModel,
+    messages: list[ChatMessage],
+    options: TemplateOptions,
+    *,
+    add_special_tokens: bool = False,
 ) -> list[int]:
     """What the model would read of a conversation."""
-    setup = await chat_setup(model, options)
+    setup = await chat_setup(model, options, off_loop=context.large_body)
     engine = model.ready_engine()
     prompt = await encode_chat(
         engine.tokenizer,
@@ -200,8 +204,9 @@ async def chat_token_ids(
         options,
         setup,
         add_special_tokens=add_special_tokens,
-        context=engine.info.max_model_len,
+        limit=engine.info.max_model_len,
         fits=False,
+        off_loop=context.large_body,
     )
     return prompt.token_ids
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pydantic
 
-from octavo.entrypoints.openai.field_errors import describe_fields
+from octavo.entrypoints.http.field_errors import describe_fields
 from octavo.entrypoints.openai.protocol import REFUSED_IN_CHAT, ChatRequest
 from octavo.exceptions import ValidationError
 

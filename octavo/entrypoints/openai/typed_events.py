@@ -15,8 +15,9 @@ from typing import Generic, Protocol, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.entrypoints.http.errors import Failure
+from octavo.entrypoints.http.sse import CLIENT_CLOSED, EventStream, json_response, until_disconnect
 from octavo.entrypoints.openai.conversation import ChatEvent, Conversation
-from octavo.entrypoints.openai.sse import CLIENT_CLOSED, EventStream, json_response, until_disconnect
 
 Event = TypeVar("Event")
 Event_co = TypeVar("Event_co", covariant=True)
@@ -43,7 +44,7 @@ async def answer(
     *,
     stream: bool,
     encode: Callable[[Event], bytes],
-    on_error: Callable[[BaseException], bytes],
+    on_error: Callable[[Failure], bytes],
 ) -> Response:
     """Run ``conversation``: a stream of its events, or one whole answer."""
     if stream:

@@ -8,18 +8,18 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
+from octavo.entrypoints.http.errors import Failure
+from octavo.entrypoints.http.openapi import describe_answer
+from octavo.entrypoints.http.routing import JsonRoute, context_of, note_ignored
+from octavo.entrypoints.http.sse import encode_named_event, json_response
 from octavo.entrypoints.openai.conversation import prepare
-from octavo.entrypoints.openai.errors import describe
-from octavo.entrypoints.openai.openapi import describe_answer
 from octavo.entrypoints.openai.prompts import chat_token_ids
 from octavo.entrypoints.openai.responses.answers import Event, InputTokens, ResponseObject
 from octavo.entrypoints.openai.responses.builder import ResponseBuilder
 from octavo.entrypoints.openai.responses.protocol import NAMES, InputRequest, ResponsesRequest, to_chat
-from octavo.entrypoints.openai.routing import JsonRoute, note_ignored, server_state
-from octavo.entrypoints.openai.sse import encode_named_event, json_response
 from octavo.entrypoints.openai.translate import renamed
 from octavo.entrypoints.openai.typed_events import answer
-from octavo.entrypoints.state import ServedModel
+from octavo.entrypoints.server.state import ServedModel
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -29,15 +29,15 @@ STREAM = "`event: TYPE`, `data: Event`, from response.created to response.comple
 @router.post("/v1/responses", response_class=Response, responses=describe_answer(ResponseObject, stream=STREAM))
 async def create_response(body: ResponsesRequest, request: Request) -> Response:
     """Answer a conversation with items: reasoning, messages, function calls. Nothing is stored."""
-    state = server_state(request)
-    model = state.model(body.model)
+    context = context_of(request)
+    model = context.server.model(body.model)
     note_ignored(request, body.unknown())
     with renamed(NAMES):
-        conversation = await prepare(state, model, to_chat(body), id_prefix="resp_")
+        conversation = await prepare(context, model, to_chat(body), id_prefix="resp_")
     builder = ResponseBuilder(conversation, _echo(model, body))
 
-    def broken(error: BaseException) -> bytes:
-        return _encode(builder.fail(describe(error)[1]))
+    def broken(failed: Failure) -> bytes:
+        return _encode(builder.fail(failed.message))
 
     return await answer(request, conversation, builder, stream=bool(body.stream), encode=_encode, on_error=broken)
 
@@ -45,11 +45,12 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
 @router.post("/v1/responses/input_tokens", response_class=Response, responses=describe_answer(InputTokens))
 async def count_input_tokens(body: InputRequest, request: Request) -> Response:
     """How many tokens a request would have the model read."""
-    model = server_state(request).model(body.model)
+    context = context_of(request)
+    model = context.server.model(body.model)
     note_ignored(request, body.unknown())
     with renamed(NAMES):
         chat = to_chat(body)
-        tokens = await chat_token_ids(model, chat.messages, chat)
+        tokens = await chat_token_ids(context, model, chat.messages, chat)
     return json_response(InputTokens(len(tokens)))
 
 

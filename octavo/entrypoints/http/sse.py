@@ -14,12 +14,12 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from octavo.entrypoints.openai.errors import describe, error_body
+from octavo.entrypoints.http.context import request_context
+from octavo.entrypoints.http.errors import Failure, failure_of
 
 T = TypeVar("T")
 
-DONE = b"data: [DONE]\n\n"
-CLIENT_CLOSED = 499  # nginx's status for a client that left before the answer; nobody reads it
+CLIENT_CLOSED = 499  # nginx's status for a client that left before the answer; it stays unread
 _encoder = msgspec.json.Encoder()
 
 
@@ -33,13 +33,8 @@ def json_response(payload: Any, status: int = 200) -> Response:
 
 
 def encode_named_event(name: str, payload: Any) -> bytes:
-    """One event of the kind ``name``, as the responses and messages routes send them."""
+    """One event of the kind ``name``, where a protocol names its events."""
     return b"event: " + name.encode() + b"\ndata: " + _encoder.encode(payload) + b"\n\n"
-
-
-def openai_error_event(error: BaseException) -> bytes:
-    """``data: {"error": ...}``, then [DONE]."""
-    return b"data: " + error_body(*describe(error)) + b"\n\n" + DONE
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -66,23 +61,23 @@ class EventStream(Response):
     An exception becomes the event that ``on_error`` makes of it, and the stream still ends in order.
     """
 
-    def __init__(
-        self, events: AsyncGenerator[bytes, None], on_error: Callable[[BaseException], bytes] | None = None
-    ) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], on_error: Callable[[Failure], bytes]) -> None:
         super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
         del self.headers["content-length"]
         self._events = events
-        self._on_error = on_error or openai_error_event
+        self._on_error = on_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._events):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            await until_disconnect(receive, self._pump(send))
+            await until_disconnect(receive, self._pump(scope, send))
 
-    async def _pump(self, send: Send) -> None:
+    async def _pump(self, scope: Scope, send: Send) -> None:
         try:
             async for event in self._events:
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         except Exception as error:
-            await send({"type": "http.response.body", "body": self._on_error(error), "more_body": True})
+            failed = failure_of(error)
+            request_context(scope).note_cause(failed.cause)
+            await send({"type": "http.response.body", "body": self._on_error(failed), "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,41 +1,17 @@
 """The OpenAPI document: what each route answers and how it fails, from the very structs that are sent.
 
-FastAPI describes the requests; answers are msgspec structs, which it does not know. A new answer needs its line in
-ANSWERS.
+FastAPI describes the requests; answers are msgspec structs, which it does not know: each API lists its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, get_args
 
 import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from octavo.entrypoints.anthropic import answers as messages
-from octavo.entrypoints.openai import answers, cache_answers
-from octavo.entrypoints.openai.errors import AnthropicErrorBody, ErrorBody
-from octavo.entrypoints.openai.responses import answers as responses
-
-ANSWERS: tuple[Any, ...] = (
-    answers.AbortedRequest,
-    answers.ChatChunk,
-    answers.ChatCompletion,
-    answers.Completion,
-    answers.Detokenized,
-    answers.ModelCard,
-    answers.ModelList,
-    answers.RenderedPrompt,
-    answers.RenderedPrompts,
-    answers.ServerHealth,
-    answers.ServerLoad,
-    answers.ServerVersion,
-    answers.Tokenized,
-    *(cache_answers.BlocksChanged, cache_answers.Pin, cache_answers.PinRemoved, cache_answers.PrefixCache),
-    *(responses.Event, responses.InputTokens, responses.ResponseObject),
-    *(messages.MessageAnswer, messages.TokensCount, messages.ModelInfo, messages.ModelPage, *messages.EVENTS),
-    *(AnthropicErrorBody, ErrorBody),
-)
 REF = "#/components/schemas/{name}"
 
 
@@ -70,14 +46,14 @@ def failures(body: type) -> dict[int | str, Any]:
     }
 
 
-def install_openapi(app: FastAPI, *, guarded: bool, root_path: str) -> None:
-    """Let ``app.openapi()`` have the answers' schemas, and the key's where one is needed."""
+def install_openapi(app: FastAPI, answers: Iterable[Any], *, guarded: bool, root_path: str) -> None:
+    """Let ``app.openapi()`` have the schemas of all ``answers``, and the key's where one is needed."""
 
     def build() -> dict[str, Any]:
         if app.openapi_schema is None:
             servers = [{"url": root_path}] if root_path else None
             document = get_openapi(title=app.title, version=app.version, routes=app.routes, servers=servers)
-            _, schemas = msgspec.json.schema_components(ANSWERS, ref_template=REF)
+            _, schemas = msgspec.json.schema_components(answers, ref_template=REF)
             components = document.setdefault("components", {})
             components.setdefault("schemas", {}).update(schemas)
             if guarded:

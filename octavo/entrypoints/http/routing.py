@@ -1,11 +1,11 @@
-"""How a route reads its body and finds the server's state."""
+"""How a route reads its body, and finds what else is known of its request."""
 
 from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Coroutine, Sequence
-from contextvars import ContextVar
 from itertools import islice
 from typing import Any
 from urllib.parse import quote
@@ -16,8 +16,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.entrypoints.openai.deadlines import note_arrival
-from octavo.entrypoints.state import ServerState
+from octavo.entrypoints.http.context import request_context
+from octavo.entrypoints.server.access import NotAllowedError
+from octavo.entrypoints.server.context import RequestContext
 from octavo.exceptions import ValidationError
 
 IGNORED_FIELDS = "x-octavo-ignored-fields"
@@ -25,13 +26,12 @@ SHOWN_NAMES, SHOWN_NAME = 20, 64  # names in the header, and characters of one
 
 
 LARGE_BODY = 64 * 1024  # bytes
-large_body: ContextVar[bool] = ContextVar("large_body", default=False)  # of the request that is being answered
 MAX_VALUES = 300_000  # arrays, objects and strings in one body: a third of a second to decode, at worst
 _VALUES = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+|[\[{]', re.DOTALL)  # a string, whole or cut off, or an opening
 
 
 def check_number_of_values(body: bytes) -> None:
-    """Refuse what would hold up everybody: decoding takes the interpreter's lock, whatever thread it is done on.
+    """Refuse what would hold up all requests: decoding takes the interpreter's lock, whatever thread it is done on.
 
     Raises HTTPException (400) for more than MAX_VALUES arrays, objects and strings, before they are made.
     """
@@ -50,8 +50,8 @@ class JsonRequest(Request):
             refusal = f"the body must come as it is, without a Content-Encoding, got {coding[:40]!r}"
             raise HTTPException(415, refusal, {"Accept-Encoding": "identity"})
         body = await self.body()
-        note_arrival()
-        large_body.set(len(body) > LARGE_BODY)
+        context = request_context(self.scope)
+        context.arrival_time, context.large_body = time.monotonic(), len(body) > LARGE_BODY
         check_number_of_values(body)
         try:
             return from_json(body, allow_inf_nan=True, cache_strings=False)
@@ -81,7 +81,7 @@ def note_ignored(request: Request, names: Sequence[str]) -> None:
     """
     if not names:
         return
-    if server_state(request).config.strict:
+    if context_of(request).server.config.strict:
         raise ValidationError(
             f"unknown field {names[0][:SHOWN_NAME]!r}: this server refuses fields that have no effect (--strict)",
             parameter=names[0][:SHOWN_NAME],
@@ -91,7 +91,12 @@ def note_ignored(request: Request, names: Sequence[str]) -> None:
     request.state.ignored_fields = ", ".join([*shown, f"and {more} more"] if more else shown)
 
 
-def server_state(request: Request) -> ServerState:
-    """The state that ``build_app`` was given."""
-    state: ServerState = request.app.state.server
-    return state
+def require_admin(request: Request) -> None:
+    """Dependency of a route for administrators. Raises NotAllowedError (403) for other callers."""
+    if not context_of(request).caller.admin:
+        raise NotAllowedError("this needs the administrator's key (the server's flag --admin-api-key)")
+
+
+def context_of(request: Request) -> RequestContext:
+    """What is known of ``request`` besides its body."""
+    return request_context(request.scope)

@@ -5,20 +5,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from octavo.config import ChatConfig, LogConfig, ServerConfig
-from octavo.entrypoints.access import KeyRing
-from octavo.entrypoints.request_log import RequestLog, request_log
-from octavo.entrypoints.running import RunningAnswers
+from octavo.entrypoints.server.access import Caller, KeyRing
+from octavo.entrypoints.server.request_log import RequestLog, request_log
 from octavo.exceptions import EngineDeadError, OctavoError
 
 if TYPE_CHECKING:
     from octavo.engine.async_llm import AsyncLLM
     from octavo.entrypoints.chat.chat_format import ChatFormats
+
+Abort = Callable[[], Awaitable[None]]
 
 
 class NotReadyError(OctavoError):
@@ -65,6 +68,47 @@ class ServedModel:
         if self.engine is None:
             raise NotReadyError(f"the model is still loading ({self.phase})")
         return self.engine
+
+
+@dataclass(eq=False)
+class _Answer:
+    abort: Abort
+    owner: str  # a caller's name
+
+
+@dataclass
+class RunningAnswers:
+    """The answers that are being made, by every id their client may know them by, so that one can be aborted.
+
+    Ids may repeat: an id stands for every running answer that was given it.
+    """
+
+    _answers: dict[str, set[_Answer]] = field(default_factory=lambda: defaultdict(set))
+    count: int = 0
+
+    @contextlib.contextmanager
+    def track(self, ids: Collection[str], abort: Abort, owner: Caller) -> Iterator[None]:
+        """Within, ``abort`` is called when ``owner`` or an administrator asks to abort one of ``ids``."""
+        answer = _Answer(abort, owner.name)
+        names = set(ids)
+        for name in names:
+            self._answers[name].add(answer)
+        self.count += 1
+        try:
+            yield
+        finally:
+            self.count -= 1
+            for name in names:
+                self._answers[name].remove(answer)
+                if not self._answers[name]:
+                    del self._answers[name]
+
+    async def abort(self, request_id: str, caller: Caller) -> int:
+        """Abort what runs under ``request_id`` for ``caller``, or for anyone if an administrator asks; how many."""
+        answers = [a for a in self._answers.get(request_id, ()) if caller.admin or a.owner == caller.name]
+        for answer in answers:
+            await answer.abort()
+        return len(answers)
 
 
 @dataclass

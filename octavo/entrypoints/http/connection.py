@@ -19,7 +19,7 @@ from typing import Any, Literal
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from octavo.entrypoints.openai.errors import error_body
+from octavo.entrypoints.http.context import Dialect
 
 logger = logging.getLogger("octavo.server")
 LINGER = 1.0  # seconds in which a client that is refused may go on sending, and then reads why
@@ -28,16 +28,17 @@ _uvicorns.setLevel(logging.ERROR)
 
 
 def timed_protocol(
-    request_timeout: float, slow_client_timeout: float, max_connections: float = math.inf
+    dialect: Dialect, request_timeout: float, slow_client_timeout: float, max_connections: float = math.inf
 ) -> type[H11Protocol]:
-    """The protocol class with these limits, those of time in seconds; 0 s is no limit."""
+    """The protocol class that refuses in ``dialect`` and has these limits, those of time in seconds; 0 s is none."""
     limits = {"request_timeout": request_timeout, "slow_client_timeout": slow_client_timeout}
-    return type("TimedProtocol", (TimedProtocol,), limits | {"max_connections": max_connections})
+    return type("TimedProtocol", (TimedProtocol,), {"dialect": dialect, "max_connections": max_connections, **limits})
 
 
 class TimedProtocol(H11Protocol):
     """See the module. Limits are those of the class."""
 
+    dialect: Dialect
     request_timeout = 0.0
     slow_client_timeout = 0.0
     max_connections = math.inf
@@ -114,7 +115,7 @@ class TimedProtocol(H11Protocol):
             return
         headers = [("content-type", "application/json"), ("connection", "close")]
         head = h11.Response(status_code=status, headers=headers, reason=HTTPStatus(status).phrase)
-        for event in (head, h11.Data(data=error_body(status, message)), h11.EndOfMessage()):
+        for event in (head, h11.Data(data=self.dialect.error_body(status, message, None, None)), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         if self.transport.can_write_eof():
             self._linger()

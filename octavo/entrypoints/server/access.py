@@ -14,7 +14,6 @@ import secrets
 import stat
 import time
 from collections.abc import Iterable
-from contextvars import ContextVar
 from dataclasses import dataclass
 
 from octavo.config import ServerConfig
@@ -34,7 +33,7 @@ class NotAllowedError(OctavoError):
 
 @dataclass(frozen=True)
 class Caller:
-    """Whoever sent a request, by the name of their key. Several keys may share a name: then they are one caller."""
+    """The sender of a request, by the name of their key. Keys that share a name belong to one caller."""
 
     name: str
     admin: bool = False
@@ -42,13 +41,6 @@ class Caller:
 
 ANYBODY = Caller("", admin=True)  # where no key is configured, everybody may do everything
 STRANGER = Caller("stranger")  # no valid key, on a route that needs none
-current_caller: ContextVar[Caller] = ContextVar("current_caller", default=ANYBODY)
-
-
-def require_admin() -> None:
-    """Dependency of a route for administrators. Raises NotAllowedError (403) for other callers."""
-    if not current_caller.get().admin:
-        raise NotAllowedError("this needs the administrator's key (the server's flag --admin-api-key)")
 
 
 class KeyRing:
