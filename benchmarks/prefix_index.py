@@ -28,7 +28,6 @@ from dataclasses import dataclass, field
 
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core.kv_cache.block import Block
-from octavo.core.kv_cache.hash_index import HashIndex
 from octavo.core.kv_cache.prefix_index import Match, PrefixIndex
 from octavo.core.kv_cache.radix_index import RadixIndex
 from octavo.core.request import Request
@@ -254,17 +253,15 @@ class Run:
 
 
 def bytes_per_block(index: PrefixIndex) -> float:
-    """Of all that the index keeps, the hashes on the blocks included, the blocks themselves not."""
-    if isinstance(index, HashIndex):
-        names = index.names.blocks
-        return (sys.getsizeof(names) + sum(map(sys.getsizeof, names))) / max(len(names), 1)
-    assert isinstance(index, RadixIndex)
-    total, waiting = sys.getsizeof(index._roots), list(index._roots.values())
+    """Of all that the index keeps of a cached block: names, entries, the tree."""
+    names, entries = index.names.blocks, list(index.names.entries())
+    total = sys.getsizeof(names) + sum(map(sys.getsizeof, names))
+    total += sum(sys.getsizeof(entry) + sys.getsizeof(entry.token_ids) for entry in entries)
+    waiting = list(index._roots.values()) if isinstance(index, RadixIndex) else []
     while waiting:
         node = waiting.pop()
         parts = (node, node.label, node.blocks, node.keys, node.children, *node.keys)
         total += sum(map(sys.getsizeof, parts))
-        total += sum(sys.getsizeof(block.key) for block in node.blocks if block.key is not None)
         waiting += node.children
     return total / max(len(index), 1)
 

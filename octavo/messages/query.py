@@ -72,7 +72,7 @@ class ListPrefixes(Query[PrefixList], frozen=True, tag=True):
     num_preview_tokens: int = 0
 
 
-class SetPin(Query["PinInfo | NotFound"], frozen=True, tag=True):
+class SetPin(Query[PinInfo | NotFound], frozen=True, tag=True):
     """Pin a cached prefix, or the whole blocks of a prompt, for ``ttl`` seconds."""
 
     ttl: float
@@ -85,7 +85,7 @@ class PinEnded(msgspec.Struct, frozen=True, tag=True):
     """Answers RemovePin."""
 
 
-class RemovePin(Query["PinEnded | NotFound"], frozen=True, tag=True):
+class RemovePin(Query[PinEnded | NotFound], frozen=True, tag=True):
     """Let a pin go."""
 
     pin_id: str
@@ -97,7 +97,7 @@ class BlocksEvicted(msgspec.Struct, frozen=True, tag=True):
     num_blocks: int
 
 
-class EvictPrefixes(Query["BlocksEvicted | NotFound"], frozen=True, tag=True):
+class EvictPrefixes(Query[BlocksEvicted | NotFound], frozen=True, tag=True):
     """Forget a prefix with all that follows it (None: every prefix), except what is in use or pinned."""
 
     prefix: bytes | None = None
@@ -119,7 +119,7 @@ class BlocksSaved(msgspec.Struct, frozen=True, tag=True):
     num_blocks: int
 
 
-class SavePrefixes(Query["BlocksSaved | NotFound"], frozen=True, tag=True):
+class SavePrefixes(Query[BlocksSaved | NotFound], frozen=True, tag=True):
     """Have the disk tier keep a prefix (None: every prefix)."""
 
     prefix: bytes | None = None

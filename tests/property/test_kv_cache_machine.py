@@ -13,6 +13,7 @@ from octavo.core.kv_cache.block_pool import BlockPool
 from octavo.core.kv_cache.event_log import EventLog
 from octavo.core.kv_cache.groups import KVManager
 from octavo.core.kv_cache.manager import KVCacheManager, Room
+from octavo.core.kv_cache.misses import Misses
 from octavo.core.kv_cache.pins import PinLimits
 from octavo.core.kv_cache.prefix_index import make_index
 from octavo.core.kv_cache.prefix_tree import PrefixTree, blocks_of
@@ -32,6 +33,7 @@ from octavo.messages import (
     SetPin,
 )
 from tests.core.checking_worker import make_request
+from tests.property.test_radix_index_machine import Listener
 
 OWNER = Request(make_request("r", [0]), SOLO, limit=1000, queued_time=0.0)
 OWNER.hashes(1)
@@ -43,6 +45,8 @@ class PoolMachine(RuleBasedStateMachine):
     @initialize(num_blocks=st.integers(2, 12))
     def start(self, num_blocks: int) -> None:
         self.index = make_index("hash", 1, 1, lambda: 0.0)
+        self.listener = Listener()
+        self.index.names.observers = [self.listener]
         self.pool = BlockPool(num_blocks, self.index)
         self.free = list(range(1, num_blocks))
         self.held: list[list[Block]] = []
@@ -117,6 +121,7 @@ class PoolMachine(RuleBasedStateMachine):
                 references[block.block_id] = references.get(block.block_id, 0) + 1
         self.pool.check_invariants(references)
         assert self.pool.num_free == len(self.free)
+        assert self.listener.known == self.index.names.blocks
         assert {b.block_id: b.key for b in self.pool.blocks if b.is_cached} == self.names
 
 
@@ -299,6 +304,16 @@ class ManagerMachine(RuleBasedStateMachine):
         one = data.draw(st.sampled_from([None, *(prefix.prefix for prefix in found)]))
         assert ask(self.core, EvictPrefixes(one)) != NotFound()
         assert self.manager.cache.pins.held == pinned
+
+    @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=14), salt=st.sampled_from([None, "a"]))
+    def explain(self, prompt: list[int], salt: str | None) -> None:
+        """Misses that have followed every change say what those say that look for the first time."""
+        request = Request(make_request("?", prompt, salt=salt), SOLO, limit=1000, queued_time=0.0)
+        prefix = self.manager.find_prefix(request)
+        fresh = Misses(self.manager.index.names, self.manager.block_size)
+        told = self.manager.cache.misses.explain(request, prefix.num_tokens)
+        assert told == fresh.explain(request, prefix.num_tokens)
+        assert told.num_found == prefix.num_tokens <= told.position < len(prompt)
 
     @rule()
     def reset(self) -> None:

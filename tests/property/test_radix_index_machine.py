@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from octavo.core.kv_cache.block import Block
+from octavo.core.kv_cache.names import CacheEntry
 from octavo.core.kv_cache.prefix_index import make_index
 from octavo.core.kv_cache.radix_index import RadixIndex, RadixNode
 from octavo.core.request import Request
@@ -22,12 +23,35 @@ sequences = st.lists(token_ids, max_size=12) | st.lists(st.sampled_from([0, 1]),
 salts = st.sampled_from([None, "a"])
 
 
+class Listener:
+    """An Observer that remembers what it heard, and distrusts it."""
+
+    def __init__(self) -> None:
+        self.known: dict[bytes, Block] = {}
+
+    def named(self, entry: CacheEntry) -> None:
+        assert entry.key
+        assert entry.key not in self.known
+        assert entry.block.entry is entry, "heard before it is so"
+        self.known[entry.key] = entry.block
+
+    def unnamed(self, entry: CacheEntry) -> None:
+        assert self.known.pop(entry.key) is entry.block
+        assert entry.block.entry is None, "heard before it is so"
+
+    def cleared(self) -> None:
+        assert not any(block.is_cached for block in self.known.values()), "heard before it is so"
+        self.known.clear()
+
+
 class RadixMachine(RuleBasedStateMachine):
     @initialize(block_size=st.sampled_from([1, 2, 4]))
     def start(self, block_size: int) -> None:
         self.size = block_size
         self.index = make_index("radix", block_size, 1, lambda: 0.0)
         assert isinstance(self.index, RadixIndex)
+        self.listener = Listener()
+        self.index.names.observers = [self.listener]
         self.blocks: dict[Prefix, Block] = {}
         self.count = 0
 
@@ -106,6 +130,9 @@ class RadixMachine(RuleBasedStateMachine):
         if not hasattr(self, "index"):
             return
         assert len(self.index) == len(self.blocks)
+        assert self.listener.known == self.index.names.blocks
+        full = {block.key for (_, tokens), block in self.blocks.items() if len(tokens) % self.size == 0}
+        assert set(self.index.names.blocks) == full
         assert all(block in self.index for block in self.blocks.values())
         for root in self.index._roots.values():
             assert root.keys, "a namespace without blocks"

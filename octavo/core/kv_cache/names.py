@@ -28,7 +28,7 @@ def block_key(row_hash: bytes, group: int) -> bytes:
 
 
 class CacheEntry:
-    """One cached block. ``key`` is empty for a partly filled one, which only a RadixIndex has and nobody hears of.
+    """One cached block. A partly filled one, which only a RadixIndex has, has no ``key``; observers do not hear of it.
 
     ``token_ids``: those of the block, the last ones of ``num_tokens`` in all. ``parent``: hash of the row before it.
     ``salt`` and ``tenant``: of the request that computed it. ``hits``: requests whose cached prefix ended here.

@@ -15,7 +15,7 @@ from octavo.core.kv_cache.prefix_index import PrefixIndex
 
 @dataclass(frozen=True, slots=True)
 class PrefixCache:
-    """What a block manager works with."""
+    """What a block manager works with. ``pins``, ``misses`` and ``events`` observe the names of ``index``."""
 
     index: PrefixIndex
     pool: BlockPool
@@ -34,14 +34,12 @@ def make_prefix_cache(
     events: EventLog | NullEventLog,
     clock: Callable[[], float],
 ) -> PrefixCache:
-    """Put ``num_blocks`` blocks behind ``index``. The order of its observers, which is that of hearing, stands here.
+    """Make a pool of ``num_blocks`` blocks for ``index``, and what observes its names, in the order in which it hears.
 
-    ``on_evict``: see ``BlockPool``.
+    ``on_evict``: see ``BlockPool``. A NullEventLog does not listen, so that it costs nothing.
     """
     pool = BlockPool(num_blocks, index, on_evict)
     misses, pins = Misses(index.names, block_size), PinTable(pool, pin_limits, clock)
-    observers: list[Observer] = [misses, pins]
-    if isinstance(events, EventLog):
-        observers.insert(0, events)
-    index.names.observers = observers
+    logs: list[Observer] = [events] if isinstance(events, EventLog) else []
+    index.names.observers = [*logs, misses, pins]
     return PrefixCache(index, pool, pins, misses, events)

@@ -4,9 +4,10 @@
                         ├─ [b8]         children may begin alike, for blocks cannot be cut
                         └─ [b5.]        a partly filled block is a leaf of its own
 
-A label is the edge's token ids, four bytes each. Children are sorted by their first block's part of it, so the one that
-has most in common with any other sequence is a neighbour of the place where that would be. No child's first block
-begins with the whole of another's. A block is here only while all before it are.
+A label is the edge's token ids, four bytes each. The children of a node are sorted by the labels of their first blocks
+(their keys), so that bisection finds the child that begins most like a given sequence: it is a neighbour of the place
+where the sequence belongs. No child's key begins with the whole of another's. A block is in the tree only while all
+before it are.
 
 After SGLang's RadixAttention (Zheng et al., arXiv 2312.07104), whose tree leads to places of tokens instead of blocks.
 """
@@ -26,7 +27,7 @@ ID_BYTES = 4  # of a token id in Request.packed()
 
 
 class RadixNode:
-    """The edge that leads here, and what follows it. A root has no parent, and a namespace instead of a label."""
+    """A node and the edge that leads to it. A root has neither edge nor parent, but a namespace."""
 
     __slots__ = ("blocks", "children", "keys", "label", "namespace", "parent")
 
@@ -44,7 +45,7 @@ class RadixNode:
         self.blocks += blocks
 
     def add_child(self, place: int, key: bytes) -> RadixNode:
-        """A new child, whose edge is to be filled; ``place`` is where ``key`` belongs."""
+        """Add a child, whose edge the caller fills; ``place`` is where ``key`` belongs among the keys."""
         child = RadixNode(self)
         self.keys.insert(place, key)
         self.children.insert(place, child)
@@ -55,7 +56,7 @@ class RadixNode:
 
 
 class RadixIndex:
-    """A PrefixIndex. Work grows with the bytes of the sequence, which are compared in bulk, and the edges passed."""
+    """A PrefixIndex. A search takes time by the bytes of the sequence, compared in bulk, and the edges passed."""
 
     __slots__ = ("_block_size", "_length", "_roots", "_width", "names")
 
@@ -74,7 +75,7 @@ class RadixIndex:
         return node is not None and block in node.blocks
 
     def match(self, request: Request, num_tokens: int) -> Match:
-        """See ``PrefixIndex.match``. The request learns the hashes of the blocks, so as not to compute them."""
+        """See ``PrefixIndex.match``. The request remembers the hashes of the blocks found, without computing them."""
         node = self._roots.get(request.namespace)
         if node is None:
             return Match()
@@ -125,7 +126,10 @@ class RadixIndex:
     def _grow(
         self, node: RadixNode, place: int, request: Request, blocks: Sequence[Block], start: int, end: int
     ) -> None:
-        """Below ``node`` nothing goes on like the request's tokens from byte ``start`` on, whose place is given."""
+        """Add the blocks of the request's tokens from byte ``start`` to ``end`` below ``node``, as its child ``place``.
+
+        No child of ``node`` begins with all tokens of the first of these blocks.
+        """
         width, text = self._width, bytes(request.packed()[start:end])
         if place > 0 and text.startswith(node.keys[place - 1]):  # a partly filled one with the same tokens, and no more
             place -= 1
