@@ -68,16 +68,14 @@ def measure(model: str, cache_dir: str | None) -> None:
     cpu, reference = make_backend(BackendConfig(backend="cpu")), make_backend(BackendConfig(backend="reference"))
     exact = logprobs(reference, loaded, tokens, "auto")
     plain = logprobs(cpu, loaded, tokens, "bfloat16")
-    program = loaded.program
     print(f"\n{model}, {len(tokens)} tokens; differences: mean, mean of absolute ones, same most probable token\n")
     print("| KV | bytes a token | perplexity | beside bfloat16 | beside float32 |")
     print("|---|---|---|---|---|")
     for kv in (kind for kind in get_args(KVDtype) if kind != "auto"):
-        per_head = program.head_dim * cpu.kv_element_size(kv) + cpu.kv_scale_size(kv)
-        size = 2 * program.num_layers * program.num_kv_heads * per_head
+        size = sum(cpu.kv_bytes(layer, kv) for layer in loaded.program.kv_layers)
         ours = plain if kv == "bfloat16" else logprobs(cpu, loaded, tokens, kv)
         print(line(kv, size, ours, [plain, exact], tokens), flush=True)
-    size = 2 * program.num_layers * program.num_kv_heads * program.head_dim * 4
+    size = 4 * sum(layer.width for layer in loaded.program.kv_layers)
     print(line("float32", size, exact, [plain, exact], tokens))
 
 

@@ -6,6 +6,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <stdexcept>
@@ -149,6 +150,16 @@ KvFormat kv_format_of(const std::string& name) {
   throw std::invalid_argument("no KV format '" + name + "'");
 }
 
+using KvNumbers = std::tuple<int64_t, int64_t, int64_t, int64_t>;  // of a Program::LayerShape, in order
+
+std::vector<Program::LayerShape> layer_shapes(const std::vector<KvNumbers>& layers) {
+  std::vector<Program::LayerShape> shapes;
+  for (const auto& [group, kv_heads, key_dim, value_dim] : layers) {
+    shapes.push_back({group, kv_heads, key_dim, value_dim});
+  }
+  return shapes;
+}
+
 void bind_program(nb::module_& m) {
   using Place = Program::Place;
   nb::class_<ThreadPool>(m, "ThreadPool")
@@ -158,21 +169,16 @@ void bind_program(nb::module_& m) {
       .def("__init__",
            [](Program* self, const Kernels& kernels, std::shared_ptr<ThreadPool> pool, int64_t tokens, int64_t rows,
               int64_t sequences, int64_t blocks_per_seq, int64_t blocks, int64_t block_size, int64_t vocab_size,
-              int64_t max_position, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t layers, int64_t groups,
-              int64_t arena_floats, const std::string& kv_format) {
+              int64_t max_position, const std::vector<KvNumbers>& kv_layers, int64_t groups, int64_t arena_floats,
+              const std::string& kv_format) {
              const StepLimits limits = {tokens, rows,       sequences,  blocks_per_seq,
                                         blocks, block_size, vocab_size, max_position,
                                         groups};
              new (self) Program(*kernels.table, std::move(pool),
-                                {limits,
-                                 {heads / kv_heads, kv_heads, head_dim},
-                                 layers,
-                                 arena_floats,
-                                 kv_format_of(kv_format)});
+                                {limits, layer_shapes(kv_layers), arena_floats, kv_format_of(kv_format)});
            },
            "kernels"_a, "pool"_a, nb::kw_only(), "tokens"_a, "rows"_a, "sequences"_a, "blocks_per_seq"_a, "blocks"_a,
-           "block_size"_a, "vocab_size"_a, "max_position"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "layers"_a, "groups"_a,
-           "arena_floats"_a, "kv_format"_a = "bfloat16")
+           "block_size"_a, "vocab_size"_a, "max_position"_a, "kv_layers"_a, "groups"_a, "arena_floats"_a, "kv_format"_a = "bfloat16")
       .def("add_weights",
            [](Program& p, std::vector<LinearPart> parts, uintptr_t bias) {
              return p.add_weights(std::move(parts), pointer<float>(bias));
@@ -191,7 +197,7 @@ void bind_program(nb::module_& m) {
       .def("add_gather", &Program::add_gather, "x"_a, "out"_a, "width"_a)
       .def("add_rope_table", &Program::add_rope_table, "inv_freq"_a, "factor"_a, "out"_a)
       .def("add_rope", &Program::add_rope, "x"_a, "out"_a, "table"_a, "heads"_a, "head_dim"_a, "pairs"_a)
-      .def("add_write_kv", &Program::add_write_kv, "group"_a, "layer"_a, "k"_a, "v"_a)
+      .def("add_write_kv", &Program::add_write_kv, "layer"_a, "k"_a, "v"_a)
       .def("add_linear_prepare",
            [](Program& p, int64_t linear, Place x, uintptr_t norm, float eps, int64_t scratch, bool per_token) {
              p.add_linear_prepare({linear, x, pointer<float>(norm), eps, scratch, per_token});
@@ -205,7 +211,7 @@ void bind_program(nb::module_& m) {
            },
            "linear"_a, "x"_a, "norm"_a, "eps"_a, "scratch"_a, "per_token"_a, "out"_a, "residual"_a.none(),
            "maxima"_a.none(), "gate"_a)
-      .def("add_attention", &Program::add_attention, "group"_a, "layer"_a, "q"_a, "out"_a, "scale"_a,
+      .def("add_attention", &Program::add_attention, "layer"_a, "q"_a, "out"_a, "heads"_a, "scale"_a,
            "window"_a.none())
       .def("set_logits", &Program::set_logits, "logits"_a)
       .def("run", &run_step, "token_ids"_a, "positions"_a, "slot_mapping"_a, "query_start_loc"_a, "seq_lens"_a,
@@ -216,7 +222,10 @@ void bind_program(nb::module_& m) {
       .def("measurements", &Program::measurements)
       .def_prop_ro("kv_bytes", &Program::kv_bytes)
       .def_prop_ro("kv_address", [](const Program& p) { return reinterpret_cast<uintptr_t>(p.kv_data()); })
-      .def_prop_ro("block_bytes", &Program::block_bytes);
+      .def_prop_ro("block_bytes", &Program::block_stride);
+  m.def("block_bytes", [](const std::vector<KvNumbers>& layers, int64_t block_size, const std::string& kv_format) {
+    return Program::block_bytes(layer_shapes(layers), block_size, kv_format_of(kv_format));
+  }, "kv_layers"_a, "block_size"_a, "kv_format"_a, "Bytes from a KV block to the next.");
 }
 
 }  // namespace

@@ -50,15 +50,10 @@ SHAPES = (Shape("SmolLM2-135M", 9, 3, 64), Shape("Qwen2.5-1.5B", 12, 2, 128), Sh
 def attention_program(shape: Shape) -> Program:
     """One attention over random Q, K and V."""
     q_size, kv_size = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    b = ProgramBuilder(
-        num_heads=shape.heads,
-        num_kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        vocab_size=q_size,
-        max_position=1 << 17,
-    )
+    b = ProgramBuilder(vocab_size=q_size, max_position=1 << 17)
     q, k, v = b.split(b.embed(b.token_ids, "table", q_size + 2 * kv_size), q_size, kv_size, kv_size)
-    return b.finish(logits=b.rows(b.attention(q, k, v, layer=0), b.logit_rows))
+    out = b.attention(q, k, v, layer=0, num_heads=shape.heads, num_kv_heads=shape.kv_heads)
+    return b.finish(logits=b.rows(out, b.logit_rows))
 
 
 class Bench:
@@ -67,13 +62,12 @@ class Bench:
     def __init__(self, args: argparse.Namespace, shape: Shape, kv: KVDtype) -> None:
         self.shape, self.rng = shape, np.random.default_rng(0)
         backend = CpuBackend(BackendConfig(threads=args.threads), isa=args.isa)
-        per_head = shape.head_dim * backend.kv_element_size(kv) + backend.kv_scale_size(kv)
-        self.token_bytes = 2 * shape.kv_heads * per_head  # keys and values
         blocks = POOL_TOKENS // BLOCK
         self.blocks = self.rng.permutation(np.arange(1, blocks + 1, dtype=np.int32))
         tokens = max(FILL_TOKENS, *(new for _, new in PREFILLS))
         limits = Limits(tokens, 1, FILL_TOKENS // BLOCK, blocks, blocks + 1, BLOCK, kv)
         program = attention_program(shape)
+        self.token_bytes = backend.kv_bytes(program.kv_layers[0], kv)
         table = self.rng.standard_normal(program.weights["table"].shape, dtype=np.float32)
         self.runnable: CpuRunnable = backend.prepare(
             program, {"table": (Weight("float32", table.shape, table),)}, limits

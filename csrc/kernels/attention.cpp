@@ -13,10 +13,11 @@ namespace {
 
 /// One task's working memory, carved from a thread's scratch. All arrays have one entry (or line) per row.
 struct Tile {
-  int64_t rows, dim, padded_dim;
+  int64_t rows, key_dim, value_dim;
+  int64_t padded_key, padded_value;
   float* scores;      // [rows, 64]
   float* most;        // [rows, 16]: greatest scores, by lane
-  float* sums;        // [rows, padded_dim]
+  float* sums;        // [rows, padded_value]
   float* lane_sums;   // [rows, 16]
   float* state;       // [rows, state_size]: partitions merged so far
   int32_t* tokens;    // [rows]: of the task
@@ -25,36 +26,36 @@ struct Tile {
   float* q_scales;    // [rows]: makes exponents of scores
   float* w_scales;    // [rows]: of the weights, if int16
   float* inverses;    // [rows]: of these
-  uint16_t* q;        // [rows, padded_dim]: bf16 or int16
+  uint16_t* q;        // [rows, padded_key]: bf16 or int16
   uint16_t* weights;  // [rows, 64]: bf16 or int16
   uint16_t* tail;     // one tile of bf16 values
   uint16_t* wide;     // a chunk of keys and values of 8 bits as numbers of 16
 };
 
 /// Lays a tile out in memory at `scratch` and returns the bytes it takes; null: only counts.
-size_t lay_out(Tile& tile, char* scratch, int64_t rows, int64_t dim) {
+size_t lay_out(Tile& tile, char* scratch, int64_t rows, int64_t key_dim, int64_t value_dim) {
   size_t used = 0;
   auto take = [&]<class T>(T*& array, int64_t count) {
     array = scratch ? reinterpret_cast<T*>(scratch + used) : nullptr;
     used += round_up(count * static_cast<int64_t>(sizeof(T)), 64);
   };
-  const int64_t padded = round_up(dim, kSubBlock);
-  tile.rows = rows, tile.dim = dim, tile.padded_dim = padded;
+  tile.rows = rows, tile.key_dim = key_dim, tile.value_dim = value_dim;
+  tile.padded_key = padded_dim(key_dim), tile.padded_value = padded_dim(value_dim);
   take(tile.scores, rows * kChunk);
   take(tile.most, round_up(rows, kLanes) * kLanes);
-  take(tile.sums, rows * padded);
+  take(tile.sums, rows * tile.padded_value);
   take(tile.lane_sums, rows * kLanes);
-  take(tile.state, rows * state_size(padded));
+  take(tile.state, rows * state_size(tile.padded_value));
   take(tile.tokens, rows);
   take(tile.top, rows);
   take(tile.rescale, rows);
   take(tile.q_scales, rows);
   take(tile.w_scales, rows);
   take(tile.inverses, rows);
-  take(tile.q, rows * padded);
+  take(tile.q, rows * tile.padded_key);
   take(tile.weights, rows * kChunk);
-  take(tile.tail, kSubBlock * padded);
-  take(tile.wide, 2 * kChunk * padded);
+  take(tile.tail, kSubBlock * tile.padded_value);
+  take(tile.wide, kChunk * (tile.padded_key + tile.padded_value));
   return used;
 }
 
@@ -62,19 +63,19 @@ constexpr int64_t kFetchAhead = 8192;  // bytes
 
 int64_t most_rows(int64_t group) { return group > kTileRows ? group : kTileRows; }
 
-size_t scratch_bytes(int64_t group, int64_t head_dim) {
+size_t scratch_bytes(int64_t group, int64_t key_dim, int64_t value_dim) {
   Tile tile;
-  return lay_out(tile, nullptr, most_rows(group), head_dim);
+  return lay_out(tile, nullptr, most_rows(group), key_dim, value_dim);
 }
 
 const float* query(const AttentionCall& call, const AttentionTask& task, int64_t row) {
   const int64_t head = task.kv_head * call.group + row % call.group;
-  return call.q + (task.token + row / call.group) * call.ldq + head * call.kv.head_dim;
+  return call.q + (task.token + row / call.group) * call.ldq + head * call.kv.key_dim;
 }
 
 float* output(const AttentionCall& call, const AttentionTask& task, int64_t row) {
   const int64_t head = task.kv_head * call.group + row % call.group;
-  return call.out + (task.token + row / call.group) * call.ldo + head * call.kv.head_dim;
+  return call.out + (task.token + row / call.group) * call.ldo + head * call.kv.value_dim;
 }
 
 constexpr float kLog2E = 1.44269504f;
@@ -83,8 +84,8 @@ template <class Kv>
 void load_queries(const AttentionCall& call, const AttentionTask& task, Tile& tile) {
   for (int64_t row = 0; row < tile.rows; row++) {
     tile.tokens[row] = static_cast<int32_t>(row / call.group);
-    uint16_t* to = tile.q + row * tile.padded_dim;
-    const float scale = load_query<Kv>(query(call, task, row), tile.dim, tile.padded_dim, to);
+    uint16_t* to = tile.q + row * tile.padded_key;
+    const float scale = load_query<Kv>(query(call, task, row), tile.key_dim, tile.padded_key, to);
     tile.q_scales[row] = scale * (call.scale * kLog2E);
   }
 }
@@ -101,12 +102,12 @@ struct ChunkTiles {
 
 /// Values of the last `kSubBlock - valid` tokens as zeros: memory that was never written, or belonged to another
 /// request, may hold NaN, and NaN times a weight of zero is NaN.
-void copy_valid_values(const uint16_t* from, int64_t valid, int64_t padded_dim, uint16_t* to) {
-  memset(to, 0, kSubBlock * padded_dim * sizeof(uint16_t));
-  memcpy(to, from, valid / 2 * 2 * padded_dim * sizeof(uint16_t));
+void copy_valid_values(const uint16_t* from, int64_t valid, int64_t padded, uint16_t* to) {
+  memset(to, 0, kSubBlock * padded * sizeof(uint16_t));
+  memcpy(to, from, valid / 2 * 2 * padded * sizeof(uint16_t));
   if (valid % 2 == 0) return;
-  const int64_t pair = valid / 2 * 2 * padded_dim;
-  for (int64_t d = 0; d < padded_dim; d++) to[pair + 2 * d] = from[pair + 2 * d];
+  const int64_t pair = valid / 2 * 2 * padded;
+  for (int64_t d = 0; d < padded; d++) to[pair + 2 * d] = from[pair + 2 * d];
 }
 
 /// The chunk in which a task's keys of a partition start.
@@ -122,12 +123,11 @@ ChunkTiles find_tiles(const AttentionCall& call, const AttentionTask& task, int6
   tiles.end = ceil_div(min_of(end_key - chunk, kChunk), kSubBlock);
   for (int64_t j = 0; j < kChunkTiles; j++) {
     const int64_t key = chunk + max_of(tiles.first, min_of(j, tiles.end - 1)) * kSubBlock;
-    const int64_t offset =
-        tile_offset(kv, table[key / kv.block_size], key % kv.block_size / kSubBlock, task.kv_head);
-    tiles.keys[j] = kv.keys + offset;
-    tiles.values[j] = kv.values + offset;
-    tiles.key_scales[j] = token_scales(tiles.keys[j], padded_dim(kv));
-    tiles.value_scales[j] = token_scales(tiles.values[j], padded_dim(kv));
+    const int64_t block = table[key / kv.block_size], sub_block = key % kv.block_size / kSubBlock;
+    tiles.keys[j] = kv.keys + tile_offset(kv, kv.key_dim, block, sub_block, task.kv_head);
+    tiles.values[j] = kv.values + tile_offset(kv, kv.value_dim, block, sub_block, task.kv_head);
+    tiles.key_scales[j] = token_scales(tiles.keys[j], padded_dim(kv.key_dim));
+    tiles.value_scales[j] = token_scales(tiles.values[j], padded_dim(kv.value_dim));
   }
   return tiles;
 }
@@ -137,7 +137,7 @@ void replace_tail(ChunkTiles& tiles, int64_t keys, const Tile& tile) {
   const int64_t last_valid = keys - (tiles.end - 1) * kSubBlock;
   if (last_valid >= kSubBlock) return;
   const char*& last = tiles.values[tiles.end - 1];
-  copy_valid_values(numbers<uint16_t>(last), last_valid, tile.padded_dim, tile.tail);
+  copy_valid_values(numbers<uint16_t>(last), last_valid, tile.padded_value, tile.tail);
   last = reinterpret_cast<const char*>(tile.tail);
 }
 
@@ -191,12 +191,12 @@ void soften(const AttentionCall& call, const AttentionTask& task, int64_t chunk,
 /// Puts copies in numbers of 16 bits in the place of tiles of 8 bits: worth it where several blocks of rows read them.
 template <class Kv>
 void widen_tiles(ChunkTiles& tiles, const ChunkTiles* next, Tile& tile) {
-  const int64_t count = kSubBlock * tile.padded_dim;
+  const int64_t key_count = kSubBlock * tile.padded_key, value_count = kSubBlock * tile.padded_value;
   for (int64_t j = tiles.first; j < tiles.end; j++) {
-    uint16_t* keys = tile.wide + j * count;
-    uint16_t* values = keys + kChunkTiles * count;
-    widen_tile<Kv>(tiles.keys[j], count, tiles.values[j], keys);
-    widen_tile<Kv>(tiles.values[j], count, next ? next->keys[j] : nullptr, values);
+    uint16_t* keys = tile.wide + j * key_count;
+    uint16_t* values = tile.wide + kChunkTiles * key_count + j * value_count;
+    widen_tile<Kv>(tiles.keys[j], key_count, tiles.values[j], keys);
+    widen_tile<Kv>(tiles.values[j], value_count, next ? next->keys[j] : nullptr, values);
     tiles.keys[j] = reinterpret_cast<const char*>(keys);
     tiles.values[j] = reinterpret_cast<const char*>(values);
   }
@@ -216,15 +216,15 @@ template <class Kv, class Number>
 void attend_chunk(const AttentionCall& call, const AttentionTask& task, int64_t chunk, ChunkTiles& tiles,
                   const ChunkTiles* next, int64_t end_key, Tile& tile) {
   constexpr bool kFetch = sizeof(Number) == sizeof(typename Kv::Number);  // copies are in the cache
-  const int64_t padded = tile.padded_dim;
-  const bool large = kChunk * padded * static_cast<int64_t>(sizeof(Number)) >= kFetchAhead;
+  const int64_t padded = tile.padded_value;
+  const bool large = kChunk * tile.padded_key * static_cast<int64_t>(sizeof(Number)) >= kFetchAhead;
   const ChunkTiles* after_keys = large ? &tiles : next;
   if (after_keys) fetch_scales<Kv>(large ? tiles.value_scales : next->key_scales);
   for (int64_t row = 0; row < tile.rows; row += kBlockRows) {
     const int64_t rows = min_of(kBlockRows, tile.rows - row);
     const ScoreRows score =
         rows == kBlockRows ? kScoreTiles<Kv, Number>[tiles.end - 1] : kScoreRows<Kv, Number>[rows - 1];
-    score(tile.q + row * padded, tile.dim, padded, tiles.keys, tiles.key_scales,
+    score(tile.q + row * tile.padded_key, tile.key_dim, tile.padded_key, tiles.keys, tiles.key_scales,
           kFetch && row == 0 && after_keys ? (large ? tiles.values : next->keys) : nullptr, tile.scores + row * kChunk, tile.most + row * kLanes);
   }
   soften<Kv>(call, task, chunk, tiles, tile);
@@ -242,10 +242,10 @@ void attend_chunk(const AttentionCall& call, const AttentionTask& task, int64_t 
   }
 }
 
-/// Fetches what a task reads of q, or writes of out: runs of a group's heads, a run a token.
+/// Fetches what a task reads of q, or writes of out: runs of a group's heads of `dim`, a run a token.
 template <int Write>
-void fetch_rows(const AttentionCall& call, const AttentionTask& task, const float* rows, int64_t stride) {
-  const int64_t width = call.group * call.kv.head_dim;
+void fetch_rows(const AttentionCall& call, const AttentionTask& task, const float* rows, int64_t stride, int64_t dim) {
+  const int64_t width = call.group * dim;
   for (int64_t token = 0; token < task.tokens; token++) {
     const float* run = rows + (task.token + token) * stride + task.kv_head * width;
     for (int64_t i = 0; i < width; i += kLanes) __builtin_prefetch(run + i, Write);
@@ -256,7 +256,7 @@ void fetch_rows(const AttentionCall& call, const AttentionTask& task, const floa
 template <class Kv>
 void attend_partition(const AttentionCall& call, const AttentionTask& task, const AttentionTask* ahead,
                       int64_t partition, Tile& tile) {
-  memset(tile.sums, 0, tile.rows * tile.padded_dim * sizeof(float));
+  memset(tile.sums, 0, tile.rows * tile.padded_value * sizeof(float));
   memset(tile.lane_sums, 0, tile.rows * kLanes * sizeof(float));
   for (int64_t row = 0; row < tile.rows; row++) tile.top[row] = kLowest;
   const int64_t all_keys = task.position + task.tokens, end = min_of((partition + 1) * kPartition, all_keys);
@@ -270,9 +270,9 @@ void attend_partition(const AttentionCall& call, const AttentionTask& task, cons
     } else if (ahead) {
       const int64_t start = first_chunk(call, *ahead, max_of(0, ahead->partition));
       next = find_tiles(call, *ahead, start, ahead->position + ahead->tokens);
-      fetch_rows<0>(call, *ahead, call.q, call.ldq);
+      fetch_rows<0>(call, *ahead, call.q, call.ldq, call.kv.key_dim);
     }
-    if (!more && task.partition == kWhole) fetch_rows<1>(call, task, call.out, call.ldo);
+    if (!more && task.partition == kWhole) fetch_rows<1>(call, task, call.out, call.ldo, call.kv.value_dim);
     const ChunkTiles* fetched = more || ahead ? &next : nullptr;
     if (Kv::kScaled && tile.rows > kBlockRows) {
       widen_tiles<Kv>(tiles, fetched, tile);
@@ -285,25 +285,25 @@ void attend_partition(const AttentionCall& call, const AttentionTask& task, cons
 }
 
 void export_state(const Tile& tile, int64_t row, float* state) {
-  memcpy(state, tile.sums + row * tile.padded_dim, tile.padded_dim * sizeof(float));
-  state[tile.padded_dim] = tile.top[row];
-  state[tile.padded_dim + 1] = sum(load(tile.lane_sums + row * kLanes));
+  memcpy(state, tile.sums + row * tile.padded_value, tile.padded_value * sizeof(float));
+  state[tile.padded_value] = tile.top[row];
+  state[tile.padded_value + 1] = sum(load(tile.lane_sums + row * kLanes));
 }
 
 /// state = state merged with the one over the next partition: `next` and its greatest score and denominator.
-void merge_state(float* state, const float* next, float b, float total, int64_t padded_dim) {
-  const float a = state[padded_dim];
+void merge_state(float* state, const float* next, float b, float total, int64_t padded) {
+  const float a = state[padded];
   const float top = a < b ? b : a;
   const float keep = power_of_two(splat(a - top))[0], take = power_of_two(splat(b - top))[0];
-  for (int64_t d = 0; d < padded_dim; d += kLanes) {
+  for (int64_t d = 0; d < padded; d += kLanes) {
     store(state + d, multiply_add(load(next + d), splat(take), load(state + d) * keep));
   }
-  state[padded_dim] = top;
-  state[padded_dim + 1] = state[padded_dim + 1] * keep + total * take;
+  state[padded] = top;
+  state[padded + 1] = state[padded + 1] * keep + total * take;
 }
 
-void write_output(const float* state, int64_t padded_dim, int64_t dim, float* out) {
-  const float inverse = 1.0f / state[padded_dim + 1];
+void write_output(const float* state, int64_t padded, int64_t dim, float* out) {
+  const float inverse = 1.0f / state[padded + 1];
   int64_t d = 0;
   for (; d + kLanes <= dim; d += kLanes) store(out + d, load(state + d) * inverse);
   if (d < dim) store_partial(out + d, load(state + d) * inverse, dim - d);
@@ -317,7 +317,7 @@ Range partitions_of(const AttentionCall& call, const AttentionTask& task, int64_
 
 template <class Kv>
 void attend_whole(const AttentionCall& call, const AttentionTask& task, const AttentionTask* ahead, Tile& tile) {
-  const int64_t size = state_size(tile.padded_dim);
+  const int64_t size = state_size(tile.padded_value);
   for (int64_t partition = first_partition(task, call.window); partition < end_partition(task); partition++) {
     attend_partition<Kv>(call, task, ahead, partition, tile);
     for (int64_t row = 0; row < tile.rows; row++) {
@@ -327,26 +327,26 @@ void attend_whole(const AttentionCall& call, const AttentionTask& task, const At
       if (partition == own.first) {
         export_state(tile, row, state);
       } else {
-        merge_state(state, tile.sums + row * tile.padded_dim, tile.top[row], sum(load(tile.lane_sums + row * kLanes)),
-                    tile.padded_dim);
+        merge_state(state, tile.sums + row * tile.padded_value, tile.top[row],
+                    sum(load(tile.lane_sums + row * kLanes)), tile.padded_value);
       }
     }
   }
   for (int64_t row = 0; row < tile.rows; row++) {
-    write_output(tile.state + row * size, tile.padded_dim, tile.dim, output(call, task, row));
+    write_output(tile.state + row * size, tile.padded_value, tile.value_dim, output(call, task, row));
   }
 }
 
 template <class Kv>
 void attend_as(const AttentionCall& call, const AttentionTask& task, const AttentionTask* ahead, void* scratch) {
   Tile tile;
-  lay_out(tile, static_cast<char*>(scratch), task.tokens * call.group, call.kv.head_dim);
+  lay_out(tile, static_cast<char*>(scratch), task.tokens * call.group, call.kv.key_dim, call.kv.value_dim);
   load_queries<Kv>(call, task, tile);
   if (task.partition == kWhole) {
     attend_whole<Kv>(call, task, ahead, tile);
     return;
   }
-  const int64_t size = state_size(tile.padded_dim);
+  const int64_t size = state_size(tile.padded_value);
   attend_partition<Kv>(call, task, ahead, task.partition, tile);
   const int64_t number = task.partition - first_partition(task, call.window);
   float* states = call.partials + task.partial + number * tile.rows * size;
@@ -373,7 +373,7 @@ void attend(const AttentionCall& call, const AttentionTask& task, const Attentio
 }
 
 void merge(const AttentionCall& call, const AttentionTask& task) {
-  const int64_t padded = padded_dim(call.kv), size = state_size(padded), rows = task.tokens * call.group;
+  const int64_t padded = padded_dim(call.kv.value_dim), size = state_size(padded), rows = task.tokens * call.group;
   const int64_t first = first_partition(task, call.window);
   for (int64_t row = 0; row < rows; row++) {
     const Range own = partitions_of(call, task, row);
@@ -382,7 +382,7 @@ void merge(const AttentionCall& call, const AttentionTask& task) {
       const float* next = state + number * rows * size;
       merge_state(state, next, next[padded], next[padded + 1], padded);
     }
-    write_output(state, padded, call.kv.head_dim, output(call, task, row));
+    write_output(state, padded, call.kv.value_dim, output(call, task, row));
   }
 }
 

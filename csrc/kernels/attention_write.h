@@ -56,13 +56,16 @@ OCTAVO_INLINE void scatter_value(const Number* numbers, int64_t d, int64_t token
   for (int64_t i = 0; i < kLanes; i++) to[2 * (d + i)] = numbers[i];
 }
 
-static void write_head(Bf16Kv, const float* k, const float* v, int64_t dim, int64_t token, char* keys, char* values) {
+static void write_head(Bf16Kv, const KvLayer& kv, const float* k, const float* v, int64_t token, char* keys,
+                       char* values) {
   alignas(64) uint16_t half[kLanes];
-  for (int64_t d = 0; d < dim; d += kLanes) {
-    store_bf16(half, load_lanes(k + d, dim - d));
+  for (int64_t d = 0; d < kv.key_dim; d += kLanes) {
+    store_bf16(half, load_lanes(k + d, kv.key_dim - d));
     scatter_key(half, d, token, keys);
-    store_bf16(half, load_lanes(v + d, dim - d));
-    scatter_value(half, d, token, round_up(dim, kSubBlock), values);
+  }
+  for (int64_t d = 0; d < kv.value_dim; d += kLanes) {
+    store_bf16(half, load_lanes(v + d, kv.value_dim - d));
+    scatter_value(half, d, token, padded_dim(kv.value_dim), values);
   }
 }
 
@@ -81,26 +84,30 @@ OCTAVO_INLINE void quantise(Fp8Kv<F>, f32x16 x, float scale, uint8_t* to) {
 
 /// A token whose K or V is not finite gets NaN as the scale of its key: whoever sees it gets NaN.
 template <class Kv>
-static void write_head(Kv, const float* k, const float* v, int64_t dim, int64_t token, char* keys, char* values) {
+static void write_head(Kv, const KvLayer& kv, const float* k, const float* v, int64_t token, char* keys,
+                       char* values) {
   alignas(64) uint8_t bytes[kLanes];
-  const int64_t padded = round_up(dim, kSubBlock);
-  const float k_scale = scale_of(k, dim, Kv::kMost), v_scale = scale_of(v, dim, Kv::kMost);
-  for (int64_t d = 0; d < dim; d += kLanes) {
-    quantise(Kv{}, load_lanes(k + d, dim - d), k_scale, bytes);
+  const int64_t padded_key = padded_dim(kv.key_dim), padded_value = padded_dim(kv.value_dim);
+  const float k_scale = scale_of(k, kv.key_dim, Kv::kMost), v_scale = scale_of(v, kv.value_dim, Kv::kMost);
+  for (int64_t d = 0; d < kv.key_dim; d += kLanes) {
+    quantise(Kv{}, load_lanes(k + d, kv.key_dim - d), k_scale, bytes);
     scatter_key(bytes, d, token, keys);
-    quantise(Kv{}, load_lanes(v + d, dim - d), v_scale, bytes);
-    scatter_value(bytes, d, token, padded, values);
   }
-  reinterpret_cast<float*>(keys + padded * kSubBlock)[token] = k_scale + (v_scale - v_scale);
-  reinterpret_cast<float*>(values + padded * kSubBlock)[token] = v_scale;
+  for (int64_t d = 0; d < kv.value_dim; d += kLanes) {
+    quantise(Kv{}, load_lanes(v + d, kv.value_dim - d), v_scale, bytes);
+    scatter_value(bytes, d, token, padded_value, values);
+  }
+  reinterpret_cast<float*>(keys + padded_key * kSubBlock)[token] = k_scale + (v_scale - v_scale);
+  reinterpret_cast<float*>(values + padded_value * kSubBlock)[token] = v_scale;
 }
 
 template <class Kv>
 static void write_token(const KvLayer& kv, int64_t slot, const float* k, const float* v) {
   const int64_t block = slot / kv.block_size, in_block = slot % kv.block_size;
-  for (int64_t head = 0; head < kv.kv_heads; head++, k += kv.head_dim, v += kv.head_dim) {
-    const int64_t offset = tile_offset(kv, block, in_block / kSubBlock, head);
-    write_head(Kv{}, k, v, kv.head_dim, in_block % kSubBlock, kv.keys + offset, kv.values + offset);
+  for (int64_t head = 0; head < kv.kv_heads; head++, k += kv.key_dim, v += kv.value_dim) {
+    char* keys = kv.keys + tile_offset(kv, kv.key_dim, block, in_block / kSubBlock, head);
+    char* values = kv.values + tile_offset(kv, kv.value_dim, block, in_block / kSubBlock, head);
+    write_head(Kv{}, kv, k, v, in_block % kSubBlock, keys, values);
   }
 }
 

@@ -34,14 +34,14 @@ void add_tiles(const Step& step, const AttentionShape& shape, std::vector<Attent
 }
 
 /// Replaces whole tasks of several partitions, where they cost more than `most`, by one task per partition and a merge.
-void split_tasks(const AttentionShape& shape, int64_t window, int64_t most, AttentionPlan& plan) {
+void split_tasks(const AttentionShape& shape, int64_t most, AttentionPlan& plan) {
   std::vector<AttentionTask> whole;
   whole.swap(plan.tasks);
-  const int64_t size = state_size(round_up(shape.head_dim, kSubBlock));
+  const int64_t size = state_size(padded_dim(shape.value_dim));
   for (AttentionTask task : whole) {
-    const int64_t first = first_partition(task, window), end = end_partition(task);
+    const int64_t first = first_partition(task, shape.window), end = end_partition(task);
     const int64_t floats = (end - first) * task.tokens * shape.group * size;
-    if (end - first == 1 || cost(task, window) <= most || plan.partial_floats + floats > kMostPartialFloats) {
+    if (end - first == 1 || cost(task, shape.window) <= most || plan.partial_floats + floats > kMostPartialFloats) {
       plan.tasks.push_back(task);
       continue;
     }
@@ -57,7 +57,8 @@ void split_tasks(const AttentionShape& shape, int64_t window, int64_t most, Atte
 
 }  // namespace
 
-void plan_attention(const Step& step, const AttentionShape& shape, int64_t window, int threads, AttentionPlan& plan) {
+void plan_attention(const Step& step, const AttentionShape& shape, int threads, AttentionPlan& plan) {
+  const int64_t window = shape.window;
   plan.tasks.clear();
   plan.merges.clear();
   plan.partial_floats = 0;
@@ -65,7 +66,7 @@ void plan_attention(const Step& step, const AttentionShape& shape, int64_t windo
   if (threads > 1) {
     int64_t all = 0;
     for (const AttentionTask& task : plan.tasks) all += cost(task, window);
-    split_tasks(shape, window, all / (kTasksPerThread * threads), plan);
+    split_tasks(shape, all / (kTasksPerThread * threads), plan);
   }
   std::stable_sort(plan.tasks.begin(), plan.tasks.end(), [window](const AttentionTask& a, const AttentionTask& b) {
     return cost(a, window) > cost(b, window);

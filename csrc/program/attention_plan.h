@@ -1,6 +1,7 @@
-// Cuts the attention of a step into tasks. Layers of the same window use the same plan.
+// Cuts the attention of a step into tasks. Layers of the same shape use the same plan.
 #pragma once
 
+#include <compare>
 #include <vector>
 
 #include "octavo/attention.h"
@@ -8,9 +9,10 @@
 
 namespace octavo {
 
-/// The heads of a model; equal in all its layers.
+/// What a layer's plan depends on. `group`: query heads per kv head.
 struct AttentionShape {
-  int64_t group, kv_heads, head_dim;
+  int64_t group, kv_heads, value_dim, window;
+  auto operator<=>(const AttentionShape&) const = default;
 };
 
 struct AttentionPlan {
@@ -19,8 +21,9 @@ struct AttentionPlan {
   int64_t partial_floats = 0;         // memory for partial states
 };
 
-/// Makes the plan of a step for layers of one window in `plan`, reusing its memory. Tiles of up to kTileRows rows; those that are too
-/// large a part of the step to be shared out fairly, one task per partition of the keys. Results do not depend on it.
-void plan_attention(const Step& step, const AttentionShape& shape, int64_t window, int threads, AttentionPlan& plan);
+/// Makes the plan of a step for layers of one shape in `plan`, reusing its memory. Tiles of up to kTileRows rows; those
+/// that are too large a part of the step to be shared out fairly, one task per partition of the keys. Results do not
+/// depend on it.
+void plan_attention(const Step& step, const AttentionShape& shape, int threads, AttentionPlan& plan);
 
 }  // namespace octavo

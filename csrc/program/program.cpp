@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <map>
 #include <stdexcept>
 #include <string>
 
@@ -12,44 +13,46 @@ namespace {
 
 constexpr int64_t kRowBlock = 16;  // rows that go through a phase's stages together
 
-int64_t bytes_per_layer(const Program::Shape& shape) {  // of keys, or of values, in one block
-  const int64_t tiles = shape.limits.block_size / kSubBlock * shape.attention.kv_heads;
-  return tiles * tile_bytes(shape.kv_format, shape.attention.head_dim);
-}
-
-/// Blocks lie a little more than their size apart: at a power of two, the same layer of all blocks would compete for
-/// the same sets of the caches.
-int64_t block_stride(const Program::Shape& shape) {
-  return 2 * shape.layers * bytes_per_layer(shape) + 33 * 64;
-}
-
 }  // namespace
+
+int64_t Program::block_bytes(const std::vector<LayerShape>& layers, int64_t block_size, KvFormat format) {
+  std::map<int64_t, int64_t> used;  // by group
+  int64_t most = 0;
+  for (const LayerShape& layer : layers) {
+    int64_t& bytes = used[layer.group];
+    bytes += part_bytes(format, block_size, layer.kv_heads, layer.key_dim);
+    bytes += part_bytes(format, block_size, layer.kv_heads, layer.value_dim);
+    most = max_of(most, bytes);
+  }
+  return most + kBlockGap;
+}
 
 Program::Program(const KernelTable& kernels, std::shared_ptr<ThreadPool> pool, const Shape& shape)
     : kernels_(kernels),
       pool_(std::move(pool)),
       shape_(shape),
-      block_stride_(block_stride(shape)),
-      own_scratch_(pool_->threads()) {
+      block_stride_(static_cast<int64_t>(block_bytes(shape.kv_layers, shape.limits.block_size, shape.kv_format))),
+      own_scratch_(pool_->threads()),
+      attention_(pool_->threads()) {
   arena_ = std::make_unique<Memory>(shape.arena_floats * sizeof(float));
   cache_ = std::make_unique<Memory>(shape.limits.blocks * block_stride_);
-  attention_.shape = shape.attention;
-  attention_.scratch_bytes = kernels.attention->scratch_bytes(shape.attention.group, shape.attention.head_dim);
-  attention_.scratch = std::make_unique<Memory>(attention_.scratch_bytes * pool_->threads());
+  std::map<int64_t, int64_t> used;  // bytes of a block, by group
+  const int64_t block_size = shape.limits.block_size;
+  for (const auto& [group, kv_heads, key_dim, value_dim] : shape.kv_layers) {
+    if (group < 0 || group >= shape.limits.groups) throw std::invalid_argument("no group " + std::to_string(group));
+    char* keys = cache_->data() + used[group];
+    char* values = keys + part_bytes(shape.kv_format, block_size, kv_heads, key_dim);
+    used[group] = values + part_bytes(shape.kv_format, block_size, kv_heads, value_dim) - cache_->data();
+    const KvLayer kv = {keys, values, block_stride_, block_size, kv_heads, key_dim, value_dim, shape.kv_format};
+    layers_.push_back({group, kv});
+  }
 }
 
-KvLayer Program::kv_layer(int64_t group, int64_t layer) const {
-  if (group < 0 || group >= shape_.limits.groups) throw std::invalid_argument("no group " + std::to_string(group));
-  if (layer < 0 || layer >= shape_.layers) throw std::invalid_argument("no layer " + std::to_string(layer));
-  const int64_t size = bytes_per_layer(shape_);
-  char* keys = cache_->data() + 2 * layer * size;
-  return {keys,
-          keys + size,
-          block_stride_,
-          shape_.limits.block_size,
-          shape_.attention.kv_heads,
-          shape_.attention.head_dim,
-          shape_.kv_format};
+const Program::Layer& Program::layer(int64_t number) const {
+  if (number < 0 || number >= static_cast<int64_t>(layers_.size())) {
+    throw std::invalid_argument("no layer " + std::to_string(number));
+  }
+  return layers_[number];
 }
 
 int64_t Program::add_weights(std::vector<LinearPart> parts, const float* bias) {
@@ -113,9 +116,9 @@ void Program::add_rope(Place x, Place out, Place table, int64_t heads, int64_t h
                                                     head_dim, pairs));
 }
 
-void Program::add_write_kv(int64_t group, int64_t layer, Place k, Place v) {
-  add_row_stage("write_kv", std::make_unique<WriteKvStage>(*kernels_.attention, group, kv_layer(group, layer), view(k),
-                                                           view(v)));
+void Program::add_write_kv(int64_t number, Place k, Place v) {
+  const auto& [group, kv] = layer(number);
+  add_row_stage("write_kv", std::make_unique<WriteKvStage>(*kernels_.attention, group, kv, view(k), view(v)));
 }
 
 LinearCall Program::linear_call(const LinearInput& input) const {
@@ -153,24 +156,26 @@ void Program::add_linear(const LinearInput& input, Place out, const Place* resid
     call.maxima = logit_maxima_.data;
     call.ldm = logit_maxima_.stride;
   }
-  own_scratch_.reserve(kernels_.linear->scratch_bytes(linear, own_scratch_.rows));
+  own_scratch_.reserve(kernels_.linear->scratch_bytes(linear, own_scratch_.threads));
   const char* names[] = {"linear", "linear and silu_mul", "linear and gelu_mul"};
   add_wide_stage(names[static_cast<int>(gate)],
                  std::make_unique<LinearStage>(*kernels_.linear, own_scratch_, call, input.per_token));
 }
 
-void Program::add_attention(int64_t group, int64_t layer, Place q, Place out, float scale,
+void Program::add_attention(int64_t number, Place q, Place out, int64_t heads, float scale,
                             std::optional<int64_t> window) {
+  const auto& [group, kv] = layer(number);
   if (window && *window < 1) throw std::invalid_argument("window " + std::to_string(*window) + " of no token");
   AttentionCall call = {};
-  call.kv = kv_layer(group, layer);
+  call.kv = kv;
   call.q = view(q).data;
   call.ldq = q.second;
   call.out = view(out).data;
   call.ldo = out.second;
-  call.group = shape_.attention.group;
+  call.group = heads / kv.kv_heads;
   call.scale = scale;
   call.window = window.value_or(kNoWindow);
+  attention_.scratch.reserve(kernels_.attention->scratch_bytes(call.group, kv.key_dim, kv.value_dim));
   add_wide_stage("attention", std::make_unique<AttentionStage>(*kernels_.attention, *pool_, attention_, group, call));
 }
 
@@ -194,8 +199,8 @@ bool Program::Phase::idle(const Step& step) const {
 void Program::run(const Step& step) {
   const std::lock_guard lock(one_step_);
   check_step(step, shape_.limits);
-  for (auto& [window, plan] : attention_.plans) {
-    plan_attention(step, attention_.shape, window, pool_->threads(), plan);
+  for (auto& [shape, plan] : attention_.plans) {
+    plan_attention(step, shape, pool_->threads(), plan);
     if (static_cast<int64_t>(attention_.partials.size()) < plan.partial_floats) {
       attention_.partials.resize(plan.partial_floats);
     }

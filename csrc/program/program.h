@@ -18,15 +18,25 @@ namespace octavo {
 /// barrier between them. Buffers are columns of one arena, at places that Python planned.
 class Program {
  public:
+  /// What a layer keeps of a token, and the group whose blocks it lies in, behind the group's layers before it.
+  struct LayerShape {
+    int64_t group, kv_heads, key_dim, value_dim;
+  };
   struct Shape {
     StepLimits limits;
-    AttentionShape attention;
-    int64_t layers;  // of a block
+    std::vector<LayerShape> kv_layers;
     int64_t arena_floats;
     KvFormat kv_format;
   };
   /// Floats from the start of the arena, and floats between rows.
   using Place = std::pair<int64_t, int64_t>;
+
+  /// Blocks lie a little more than their size apart: at a power of two, the same layer of all blocks would compete for
+  /// the same sets of the caches.
+  static constexpr int64_t kBlockGap = 33 * 64;
+
+  /// Bytes from a block to the next: the widest group's layers, and the gap.
+  static int64_t block_bytes(const std::vector<LayerShape>& layers, int64_t block_size, KvFormat format);
 
   Program(const KernelTable& kernels, std::shared_ptr<ThreadPool> pool, const Shape& shape);
 
@@ -43,7 +53,7 @@ class Program {
   void add_gather(Place x, Place out, int64_t width);
   void add_rope_table(std::vector<float> inv_freq, float factor, Place out);
   void add_rope(Place x, Place out, Place table, int64_t heads, int64_t head_dim, int64_t pairs);
-  void add_write_kv(int64_t group, int64_t layer, Place k, Place v);
+  void add_write_kv(int64_t layer, Place k, Place v);
 
   /// What a linear reads: x, through an rms_norm of these weights if they are not null; and floats from the start of the
   /// arena to where the stage `linear_prepare` leaves it converted.
@@ -60,8 +70,7 @@ class Program {
   /// Wide stages are phases of their own. `residual` may be null, and so may `maxima`, where the linear that makes the
   /// logits puts their maxima. `out` is not where x is.
   void add_linear(const LinearInput& input, Place out, const Place* residual, const Place* maxima, Gate gate);
-  /// `layer` counts within a block, `group` chooses slots and block tables.
-  void add_attention(int64_t group, int64_t layer, Place q, Place out, float scale, std::optional<int64_t> window);
+  void add_attention(int64_t layer, Place q, Place out, int64_t heads, float scale, std::optional<int64_t> window);
 
   void set_logits(Place logits) { logits_ = view(logits); }
 
@@ -86,9 +95,9 @@ class Program {
   std::vector<std::pair<std::string, double>> measurements() const;
 
   size_t kv_bytes() const { return cache_->size(); }
-  /// Blocks follow each other from here on, each with all layers in one piece of block_bytes().
+  /// Blocks follow each other from here on, each with all layers in one piece of block_stride().
   char* kv_data() const { return cache_->data(); }
-  size_t block_bytes() const { return static_cast<size_t>(block_stride_); }
+  int64_t block_stride() const { return block_stride_; }
 
  private:
   struct Phase {
@@ -100,8 +109,13 @@ class Program {
     bool idle(const Step& step) const;
   };
 
+  struct Layer {
+    int64_t group;
+    KvLayer kv;
+  };
+
   View view(Place place) const { return {arena_->at<float>(0) + place.first, place.second}; }
-  KvLayer kv_layer(int64_t group, int64_t layer) const;
+  const Layer& layer(int64_t number) const;
   void add_row_stage(const char* name, std::unique_ptr<RowStage> stage);
   void add_wide_stage(const char* name, std::unique_ptr<WideStage> stage);
   void run_phases(const Step& step, int thread, int threads);
@@ -111,12 +125,13 @@ class Program {
   std::shared_ptr<ThreadPool> pool_;
   Shape shape_;
   std::unique_ptr<Memory> arena_;
-  std::unique_ptr<Memory> cache_;  // [block][layer][keys, values], see kv_layer
+  std::unique_ptr<Memory> cache_;  // [block][layer of its group][keys, values]
   int64_t block_stride_;           // bytes
+  std::vector<Layer> layers_;
   std::deque<std::vector<LinearPart>> parts_;
   std::deque<Linear> linears_;  // stages refer to them: a deque does not move its elements
   std::vector<Phase> phases_;
-  OwnScratch own_scratch_;
+  ThreadScratch own_scratch_;
   AttentionShared attention_;
   View logits_ = {nullptr, 0}, logit_maxima_ = {nullptr, 0};
   int64_t rows_ = 0;

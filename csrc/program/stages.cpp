@@ -71,13 +71,13 @@ void LinearPrepareStage::run(const Step& step, int64_t first, int64_t last) cons
 }
 
 bool LinearPrepareStage::idle(const Step& step) const {
-  return with_rows(call_, step, per_token_).rows <= own_.rows;
+  return with_rows(call_, step, per_token_).rows <= own_.threads;
 }
 
 void LinearStage::run(const Step& step, int thread, int threads) {
   LinearCall call = with_rows(call_, step, per_token_);
   if (call.rows == 0) return;
-  if (call.rows <= own_.rows) {
+  if (call.rows <= own_.threads) {
     call.scratch = own_.of(thread);
     kernels_.prepare(call, 0, call.rows);
   }
@@ -93,7 +93,7 @@ void AttentionStage::begin(const Step& step) {
 
 void AttentionStage::run(const Step&, int thread, int threads) {
   const std::vector<AttentionTask>& tasks = plan_.tasks;
-  void* scratch = shared_.scratch->data() + thread * shared_.scratch_bytes;
+  void* scratch = shared_.scratch.of(thread);
   // Who takes which task does not matter for results: tasks share nothing.
   for (size_t i; (i = next_task_.fetch_add(1, std::memory_order_relaxed)) < tasks.size();) {
     // Likely the next of this thread, if the others are as fast; a wrong guess costs some useless fetches.

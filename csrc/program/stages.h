@@ -150,65 +150,71 @@ class WriteKvStage final : public RowStage {
   View k_, v_;
 };
 
-/// Every thread's own memory for the converted activations of a few rows. With as many rows as threads or fewer, each
-/// converts them all for itself: it takes no longer than to wait for another who does it, and needs no barrier.
-struct OwnScratch {
-  explicit OwnScratch(int64_t rows) : rows(rows) {}
+/// Memory of its own for every thread, as large as any stage wants it.
+struct ThreadScratch {
+  explicit ThreadScratch(int threads) : threads(threads) {}
 
-  const int64_t rows;  // up to so many
-  size_t bytes = 0;    // of a thread
+  const int threads;
+  size_t bytes = 0;  // of a thread
   std::unique_ptr<Memory> memory;
 
   void reserve(size_t most) {
     if (most <= bytes) return;
     bytes = round_up(most, 64);
-    memory = std::make_unique<Memory>(rows * bytes);
+    memory = std::make_unique<Memory>(threads * bytes);
   }
   void* of(int thread) const { return memory->data() + thread * bytes; }
 };
 
-/// A linear's activations in the format its weights want, for all threads; of many rows.
+/// A linear's activations in the format its weights want, for all threads; of many rows. With as many rows as threads
+/// or fewer, each thread converts them all for itself (`own`): it takes no longer than to wait for another who does it,
+/// and needs no barrier.
 class LinearPrepareStage final : public RowStage {
  public:
-  LinearPrepareStage(const LinearKernels& kernels, const OwnScratch& own, const LinearCall& call, bool per_token)
+  LinearPrepareStage(const LinearKernels& kernels, const ThreadScratch& own, const LinearCall& call, bool per_token)
       : kernels_(kernels), own_(own), call_(call), per_token_(per_token) {}
   void run(const Step& step, int64_t first, int64_t last) const override;
   bool idle(const Step& step) const override;
 
  private:
   const LinearKernels& kernels_;
-  const OwnScratch& own_;
+  const ThreadScratch& own_;
   LinearCall call_;
   bool per_token_;
 };
 
 class LinearStage final : public WideStage {
  public:
-  LinearStage(const LinearKernels& kernels, const OwnScratch& own, const LinearCall& call, bool per_token)
+  LinearStage(const LinearKernels& kernels, const ThreadScratch& own, const LinearCall& call, bool per_token)
       : kernels_(kernels), own_(own), call_(call), per_token_(per_token) {}
   void run(const Step& step, int thread, int threads) override;
 
  private:
   const LinearKernels& kernels_;
-  const OwnScratch& own_;
+  const ThreadScratch& own_;
   LinearCall call_;
   bool per_token_;
 };
 
 /// What the attention stages of a program share: plans of the step and memory.
 struct AttentionShared {
-  AttentionShape shape;
-  std::map<int64_t, AttentionPlan> plans;  // by window
+  explicit AttentionShared(int threads) : scratch(threads) {}
+
+  std::map<AttentionShape, AttentionPlan> plans;
   std::vector<float> partials;
-  size_t scratch_bytes;            // per thread
-  std::unique_ptr<Memory> scratch;  // of all threads
+  ThreadScratch scratch;
 };
 
 class AttentionStage final : public WideStage {
  public:
   AttentionStage(const AttentionKernels& kernels, ThreadPool& pool, AttentionShared& shared, int64_t group,
                  const AttentionCall& call)
-      : kernels_(kernels), pool_(pool), shared_(shared), plan_(shared.plans[call.window]), group_(group), call_(call) {}
+      : kernels_(kernels),
+        pool_(pool),
+        shared_(shared),
+        plan_(shared.plans[{call.group, call.kv.kv_heads, call.kv.value_dim, call.window}]),
+        group_(group),
+        call_(call) {}
   void begin(const Step& step) override;
   void run(const Step& step, int thread, int threads) override;
 

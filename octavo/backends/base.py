@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from octavo.program import Program
+from octavo.program import LayerKV, Program
 from octavo.quantization.base import Weights
 
 Int32Array = npt.NDArray[np.int32]
@@ -168,12 +168,8 @@ class Backend(Protocol):
         """One line for the start-up screen: ISA and threads."""
         ...
 
-    def kv_element_size(self, kv_dtype: KVDtype = "auto") -> int:
-        """Bytes per number in the KV cache."""
-        ...
-
-    def kv_scale_size(self, kv_dtype: KVDtype = "auto") -> int:
-        """Bytes of the scale of one token's K, or V, of one head; 0 where numbers need none."""
+    def kv_bytes(self, layer: LayerKV, kv_dtype: KVDtype = "auto") -> int:
+        """Bytes that K and V of one token take in ``layer``, scales included, what kernels pad them with not."""
         ...
 
     def footprint(self, program: Program, weights: Weights, limits: Limits) -> Footprint:

@@ -20,6 +20,7 @@ from octavo.exceptions import ConfigError
 from octavo.messages import MemoryPlan
 from octavo.model_loader import ModelInfo, outline_model
 from octavo.platforms.cpu import cpu_name
+from octavo.program import LayerKV
 from octavo.utils.units import format_bytes
 from octavo.worker.memory import Machine, plan_memory, this_machine
 
@@ -32,6 +33,7 @@ class Plan:
     """``of_dtype``: the same engine with K and V kept in another way. ``lengths``: tokens of requests to count.
 
     ``element_size``: bytes of a number of the KV cache; ``scale_size``: of the scale of one token's K, or V, of a head.
+    ``layers_per_block``: most layers of a group.
     """
 
     config: EngineConfig
@@ -40,6 +42,7 @@ class Plan:
     memory: MemoryPlan
     element_size: int
     scale_size: int
+    layers_per_block: int
     of_dtype: dict[str, MemoryPlan]
     lengths: tuple[int, ...]
 
@@ -54,13 +57,15 @@ def make_plan(config: EngineConfig, machine: Machine, lengths: tuple[int, ...] =
         return plan_memory(model, backend, dataclasses.replace(config, cache=cache), machine)
 
     of_dtype = {dtype: plan(dtype) for dtype in KV_DTYPES}
+    one, two = (backend.kv_bytes(LayerKV(1, size, size), config.cache.kv_dtype) for size in (1, 2))
     return Plan(
         config=config,
         info=model.info,
         machine=machine,
         memory=plan(config.cache.kv_cache_dtype),
-        element_size=backend.kv_element_size(config.cache.kv_dtype),
-        scale_size=backend.kv_scale_size(config.cache.kv_dtype),
+        element_size=(two - one) // 2,
+        scale_size=(2 * one - two) // 2,
+        layers_per_block=max(len(group.layers) for group in model.program.kv_groups),
         of_dtype=of_dtype,
         lengths=lengths,
     )
@@ -127,12 +132,15 @@ def as_json(plan: Plan) -> dict[str, Any]:
 
 
 def kv_shape(plan: Plan) -> dict[str, Any]:
-    """What a block of the KV cache holds, and which tokens the groups of layers see (None: all)."""
-    info, kv = plan.info, plan.memory.kv
+    """What a block of the KV cache holds, and which tokens the groups of layers see (None: all).
+
+    Of layers that differ, the most KV heads and the widest.
+    """
+    layers, kv = plan.info.kv_layers, plan.memory.kv
     return {
-        "num_layers": info.kv_groups.layers_per_block,
-        "num_kv_heads": info.num_kv_heads,
-        "head_dim": info.head_dim,
+        "num_layers": plan.layers_per_block,
+        "num_kv_heads": max(layer.num_heads for layer in layers),
+        "head_dim": max(max(layer.key_dim, layer.value_dim) for layer in layers),
         "element_size": plan.element_size,
         "block_size": kv.block_size,
         "scale_size": plan.scale_size,
@@ -161,8 +169,8 @@ def parts_of(plan: Plan) -> list[tuple[str, int, str]]:
 def facts_of(plan: Plan, machine: str) -> list[tuple[str, str]]:
     """(name, what the plan is about)."""
     config, info, memory = plan.config, plan.info, plan.memory
-    heads = f"{info.num_kv_heads} KV head{'s' if info.num_kv_heads > 1 else ''} of {info.head_dim}"
-    sliding = [w for group, _ in info.kv_groups.places if (w := info.kv_groups.windows[group]) is not None]
+    heads = " or ".join(dict.fromkeys(_heads_of(layer) for layer in info.kv_layers))
+    sliding = [layer.window for layer in info.kv_layers if layer.window is not None]
     windows = f", {len(sliding)} of which see {max(sliding)} tokens" if sliding else ""
     context = f"{memory.max_model_len} tokens"
     if memory.max_model_len < info.max_position:
@@ -174,6 +182,12 @@ def facts_of(plan: Plan, machine: str) -> list[tuple[str, str]]:
         ("context", context),
         ("machine", f"{machine}, {threads} core{'s' if threads != 1 else ''}, {format_bytes(memory.memory)} free"),
     ]
+
+
+def _heads_of(layer: LayerKV) -> str:
+    """What a layer keeps, e.g. "3 KV heads of 64"."""
+    sizes = str(layer.key_dim) if layer.key_dim == layer.value_dim else f"{layer.key_dim} + {layer.value_dim}"
+    return f"{layer.num_heads} KV head{'s' if layer.num_heads > 1 else ''} of {sizes}"
 
 
 def kv_table(plan: Plan) -> list[list[str]]:

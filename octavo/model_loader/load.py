@@ -19,7 +19,7 @@ from octavo.model_loader.safetensors import SafetensorsCheckpoint
 from octavo.model_loader.weight_map import identity_of, load_weights, match_tensors, outline_weights
 from octavo.models.family import Config, Family
 from octavo.models.registry import find_family
-from octavo.program import KVGroups, Program
+from octavo.program import LayerKV, Program
 from octavo.quantization.base import LazyWeights, Weight, Weights, owners
 from octavo.quantization.registry import find_scheme
 from octavo.quantization.schemes import unquantized
@@ -43,11 +43,9 @@ class ModelInfo:
     max_position: int
     vocab_size: int
     num_layers: int
-    num_kv_heads: int
-    head_dim: int
     weight_bytes: int
     weights_format: str
-    kv_groups: KVGroups
+    kv_layers: tuple[LayerKV, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,11 +181,9 @@ def _info(architecture: str, hf: Mapping[str, Any], config: Config, program: Pro
         max_position=config.max_position,
         vocab_size=config.vocab_size,
         num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
         weight_bytes=sum(part.num_bytes for part in parts),
         weights_format=_weights_format(parts),
-        kv_groups=program.kv_groups,
+        kv_layers=program.kv_layers,
     )
 
 

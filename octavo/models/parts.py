@@ -69,13 +69,7 @@ DECODER_WEIGHTS = WeightMap(
 
 def builder(c: DecoderConfig) -> ProgramBuilder:
     """An empty program of the sizes of ``c``."""
-    return ProgramBuilder(
-        num_heads=c.num_heads,
-        num_kv_heads=c.num_kv_heads,
-        head_dim=c.head_dim,
-        vocab_size=c.vocab_size,
-        max_position=c.max_position,
-    )
+    return ProgramBuilder(vocab_size=c.vocab_size, max_position=c.max_position)
 
 
 def read(hf: HF, key: str, kind: type, default: Any = _MISSING) -> Any:
@@ -252,7 +246,8 @@ def attention(b: ProgramBuilder, x: Value, c: DecoderConfig, layer: int, *, qkv_
     qkv = b.linear(x, f"layers.{layer}.qkv", c.q_size + 2 * c.kv_size, bias=qkv_bias)
     q, k, v = b.split(qkv, c.q_size, c.kv_size, c.kv_size)
     q, k = b.rope(q, k, b.positions, c.rope)
-    a = b.attention(q, k, v, layer=layer, window=c.window_of(layer))
+    heads = {"num_heads": c.num_heads, "num_kv_heads": c.num_kv_heads}
+    a = b.attention(q, k, v, layer=layer, **heads, window=c.window_of(layer))
     return b.linear(a, f"layers.{layer}.o", c.hidden_size, bias=o_bias)
 
 

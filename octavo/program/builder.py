@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.exceptions import ModelError
-from octavo.program.kv_groups import group_layers
+from octavo.program.kv import LayerKV, group_layers
 from octavo.program.ops import OPS
 from octavo.program.program import Op, Program, Rope, Value, WeightSpec
 
@@ -22,8 +22,7 @@ class ProgramBuilder:
     All methods raise ModelError when shapes or attributes do not fit the op table.
     """
 
-    def __init__(self, *, num_heads: int, num_kv_heads: int, head_dim: int, vocab_size: int, max_position: int) -> None:
-        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
+    def __init__(self, *, vocab_size: int, max_position: int) -> None:
         self.vocab_size, self.max_position = vocab_size, max_position
         self.token_ids = Value(0, ("T",), "int32")
         self.positions = Value(1, ("T",), "int32")
@@ -63,18 +62,29 @@ class ProgramBuilder:
         return q, k
 
     def attention(
-        self, q: Value, k: Value, v: Value, *, layer: int, scale: float | None = None, window: int | None = None
+        self,
+        q: Value,
+        k: Value,
+        v: Value,
+        *,
+        layer: int,
+        num_heads: int,
+        num_kv_heads: int,
+        scale: float | None = None,
+        window: int | None = None,
     ) -> Value:
-        """Causal attention over the paged cache of ``layer``; ``scale`` defaults to head_dim ** -0.5.
+        """Causal attention over the paged cache of ``layer``; ``scale`` defaults to key_dim ** -0.5.
 
         ``window``: tokens that a token sees at most, itself included; None: all before it.
         """
+        key_dim = k.width // max(1, num_kv_heads)
         attrs = {
             "layer": layer,
-            "num_heads": self.num_heads,
-            "num_kv_heads": self.num_kv_heads,
-            "head_dim": self.head_dim,
-            "scale": self.head_dim**-0.5 if scale is None else scale,
+            "num_heads": num_heads,
+            "num_kv_heads": num_kv_heads,
+            "key_dim": key_dim,
+            "value_dim": v.width // max(1, num_kv_heads),
+            "scale": key_dim**-0.5 if scale is None else scale,
             "window": window,
         }
         return self._one("attention", (q, k, v), {}, attrs)
@@ -99,18 +109,19 @@ class ProgramBuilder:
         layers = [attrs["layer"] for attrs in attention]
         if layers != list(range(len(layers))):
             raise ModelError(f"attention layers are {layers}, not 0..{len(layers) - 1} in order")
+        kv_layers = tuple(
+            LayerKV(attrs["num_kv_heads"], attrs["key_dim"], attrs["value_dim"], self._narrow(attrs["window"]))
+            for attrs in attention
+        )
         return Program(
             ops=tuple(self._ops),
             inputs={"token_ids": self.token_ids, "positions": self.positions, "logit_rows": self.logit_rows},
             weights=dict(self._weights),
             logits=logits,
-            num_layers=len(layers),
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
             max_position=self.max_position,
             vocab_size=self.vocab_size,
-            kv_groups=group_layers([self._narrow(attrs["window"]) for attrs in attention]),
+            kv_layers=kv_layers,
+            kv_groups=group_layers(kv_layers),
         )
 
     def _narrow(self, window: int | None) -> int | None:

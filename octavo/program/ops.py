@@ -114,22 +114,24 @@ def _rope(i: Mapping[str, Value], w: Mapping[str, WeightSpec], a: Mapping[str, A
 
 
 def _attention(i: Mapping[str, Value], w: Mapping[str, WeightSpec], a: Mapping[str, Any]) -> tuple[Shape, ...]:
-    """Write k and v to the KV cache of ``layer``, then causal attention of q over the cache. -> [T, num_heads * D].
+    """Write k and v to the KV cache of ``layer``, then causal attention of q over the cache.
 
-    q [T, num_heads * D], k and v [T, num_kv_heads * D] (D = head_dim). Row t's k and v go to slot_mapping[t] of the
-    step. Row t of request s at position p attends to positions 0..p of s, position j being read from block
+    q [T, num_heads * key_dim], k [T, num_kv_heads * key_dim], v [T, num_kv_heads * value_dim]
+    -> [T, num_heads * value_dim]. Layers may differ in all of these. Row t's k and v go to slot_mapping[t] of the step.
+    Row t of request s at position p attends to positions 0..p of s, position j being read from block
     block_tables[s, j // block_size], offset j % block_size; query head h uses KV head h // (num_heads / num_kv_heads).
     ``out = softmax(q . k * scale) @ v``, in at least float32. With a ``window`` (int; None: no window) it attends to
     positions max(0, p - window + 1)..p only, as transformers' sliding_window_overlay has it, and blocks that lie before
     the window of a request's first row are not read: their entries of the table may be any block. Slots and table are
     those of the layer's group (``Program.kv_groups``).
     """
-    heads, kv_heads, dim = a["num_heads"], a["num_kv_heads"], a["head_dim"]
+    heads, kv_heads, key_dim, value_dim = a["num_heads"], a["num_kv_heads"], a["key_dim"], a["value_dim"]
     _require(kv_heads > 0 and heads % kv_heads == 0, "attention", f"{heads} heads over {kv_heads} KV heads")
-    _require(i["q"].width == heads * dim, "attention", f"q is not {heads} heads of {dim}")
-    _require(i["k"].width == i["v"].width == kv_heads * dim, "attention", f"k, v are not {kv_heads} heads of {dim}")
+    _require(i["k"].width == kv_heads * key_dim, "attention", f"k is not {kv_heads} heads of {key_dim}")
+    _require(i["v"].width == kv_heads * value_dim, "attention", f"v is not {kv_heads} heads of {value_dim}")
+    _require(i["q"].width == heads * key_dim, "attention", f"q is not {heads} heads of {key_dim}")
     _require(a["window"] is None or a["window"] >= 1, "attention", f"a window of {a['window']} tokens")
-    return (i["q"].shape,)
+    return ((i["q"].shape[0], heads * value_dim),)
 
 
 def _silu_mul(i: Mapping[str, Value], w: Mapping[str, WeightSpec], a: Mapping[str, Any]) -> tuple[Shape, ...]:
@@ -163,7 +165,7 @@ _TABLE = (
         "attention",
         _attention,
         inputs=("q", "k", "v"),
-        attrs=("layer", "num_heads", "num_kv_heads", "head_dim", "scale", "window"),
+        attrs=("layer", "num_heads", "num_kv_heads", "key_dim", "value_dim", "scale", "window"),
     ),
     OpSpec("silu_mul", _silu_mul, inputs=("x",)),
     OpSpec("gelu_mul", _gelu_mul, inputs=("x",)),

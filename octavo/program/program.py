@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from octavo.program.kv_groups import KVGroups
+from octavo.program.kv import KVGroup, LayerKV
 
 Dim = int | Literal["T", "R"]
 DType = Literal["int32", "float"]  # "float": the backend's activation type
@@ -68,16 +68,21 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A whole model. ``inputs`` are named step inputs; ``logits`` is the result ``[R, vocab_size]``."""
+    """A whole model. ``inputs`` are named step inputs; ``logits`` is the result ``[R, vocab_size]``.
+
+    ``kv_layers`` is what each attention layer keeps, ``kv_groups`` which of them share blocks.
+    """
 
     ops: tuple[Op, ...]
     inputs: Mapping[str, Value]  # token_ids [T], positions [T], logit_rows [R]
     weights: Mapping[str, WeightSpec]
     logits: Value
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
     max_position: int
     vocab_size: int
-    kv_groups: KVGroups
+    kv_layers: tuple[LayerKV, ...]
+    kv_groups: tuple[KVGroup, ...]
+
+    @property
+    def group_of_layer(self) -> dict[int, int]:
+        """The group of each attention layer."""
+        return {layer: number for number, group in enumerate(self.kv_groups) for layer in group.layers}

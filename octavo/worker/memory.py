@@ -124,12 +124,12 @@ def _without_kv(model: ModelOutline, backend: Backend, config: EngineConfig, lon
 
 
 def _kv_specs(program: Program, backend: Backend, limits: Limits) -> tuple[KVSpec, ...]:
-    """Of each group of layers: K and V of all KV heads of its layers."""
-    head = program.head_dim * backend.kv_element_size(limits.kv_dtype) + backend.kv_scale_size(limits.kv_dtype)
-    size = 2 * program.kv_groups.layers_per_block * program.num_kv_heads * head
+    """Of each group of layers. A group that leaves a part of its blocks empty takes as much as the widest."""
+    sizes = [backend.kv_bytes(layer, limits.kv_dtype) for layer in program.kv_layers]
+    most = max(sum(sizes[layer] for layer in group.layers) for group in program.kv_groups)
     return tuple(
-        KVSpec(kind="full" if window is None else "sliding", bytes_per_token=size, window=window)
-        for window in program.kv_groups.windows
+        KVSpec(kind="full" if group.window is None else "sliding", bytes_per_token=most, window=group.window)
+        for group in program.kv_groups
     )
 
 

@@ -87,7 +87,7 @@ class Worker:
             runnable,
             limits,
             vocab_size=program.vocab_size,
-            num_kv_groups=len(program.kv_groups.windows),
+            num_kv_groups=len(program.kv_groups),
             max_model_len=plan.max_model_len,
             logprobs_mode=self._config.sampling.logprobs_mode,
             grammars=self._grammars,

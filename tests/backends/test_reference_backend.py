@@ -10,16 +10,16 @@ from octavo.backends.reference.backend import ReferenceBackend
 from octavo.backends.registry import make_backend
 from octavo.config import BackendConfig
 from octavo.exceptions import KernelError
-from octavo.program import Op, Program, ProgramBuilder, Value
+from octavo.program import LayerKV, Op, Program, ProgramBuilder, Value
 from octavo.quantization.base import Weight, Weights
 
 LIMITS = Limits(max_tokens=4, max_rows=2, max_seqs=2, max_blocks_per_seq=2, num_blocks=4, block_size=16)
 
 
 def tiny_program() -> Program:
-    b = ProgramBuilder(num_heads=1, num_kv_heads=1, head_dim=4, vocab_size=8, max_position=32)
+    b = ProgramBuilder(vocab_size=8, max_position=32)
     x = b.embed(b.token_ids, "embed", 4)
-    x = b.attention(x, x, x, layer=0)
+    x = b.attention(x, x, x, layer=0, num_heads=1, num_kv_heads=1)
     return b.finish(logits=b.linear(b.rows(x, b.logit_rows), "head", 8))
 
 
@@ -81,7 +81,8 @@ def test_unknown_op_and_wrong_weight_are_refused() -> None:
 def test_registry_makes_it() -> None:
     backend = make_backend(BackendConfig(backend="reference"))
     assert backend.name == "reference"
-    assert backend.kv_element_size() == 4
-    assert ReferenceBackend(BackendConfig(), np.float64).kv_element_size() == 8
-    assert backend.kv_element_size("int8") == 4, "rounded numbers stay float32"
+    layer = LayerKV(num_heads=3, key_dim=8, value_dim=6)
+    assert backend.kv_bytes(layer) == 3 * (8 + 6) * 4
+    assert ReferenceBackend(BackendConfig(), np.float64).kv_bytes(layer) == 3 * (8 + 6) * 8
+    assert backend.kv_bytes(layer, "int8") == 3 * (8 + 6) * 4, "rounded numbers stay float32"
     assert "NumPy float32" in backend.describe()

@@ -29,13 +29,9 @@ class OpCase:
     build: Callable[[ProgramBuilder], Value]
     vocab_size: int
     tolerance: float
-    heads: tuple[int, int, int] = (1, 1, 16)  # query heads, KV heads, head_dim
 
     def program(self) -> Program:
-        heads, kv_heads, head_dim = self.heads
-        builder = ProgramBuilder(
-            num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, vocab_size=self.vocab_size, max_position=4096
-        )
+        builder = ProgramBuilder(vocab_size=self.vocab_size, max_position=4096)
         return builder.finish(logits=self.build(builder))
 
 
@@ -43,35 +39,51 @@ def rope_of(head_dim: int, pairs: int, factor: float = 1.0) -> Rope:
     return Rope(head_dim, tuple(float(10000.0 ** (-j / pairs)) for j in range(pairs)), factor)
 
 
-def _attention(b: ProgramBuilder) -> Value:
-    q_size, kv_size = b.num_heads * b.head_dim, b.num_kv_heads * b.head_dim
-    x = b.embed(b.token_ids, "table", q_size + 2 * kv_size)
-    return b.rows(b.attention(*b.split(x, q_size, kv_size, kv_size), layer=0), b.logit_rows)
+@dataclass(frozen=True)
+class Layer:
+    """The sizes of an attention layer."""
+
+    heads: int
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    window: int | None = None
+
+    def attend(self, b: ProgramBuilder, number: int) -> Value:
+        """Over random Q, K and V of its own."""
+        widths = self.heads * self.key_dim, self.kv_heads * self.key_dim, self.kv_heads * self.value_dim
+        q, k, v = b.split(b.embed(b.token_ids, f"table{number or ''}", sum(widths)), *widths)
+        heads = {"num_heads": self.heads, "num_kv_heads": self.kv_heads}
+        return b.attention(q, k, v, layer=number, **heads, window=self.window)
 
 
-def attention_case(heads: int, kv_heads: int, head_dim: int) -> OpCase:
-    return OpCase(_attention, heads * head_dim, 2e-2, (heads, kv_heads, head_dim))
-
-
-def window_case(heads: int, kv_heads: int, head_dim: int, windows: Sequence[int | None]) -> OpCase:
-    """A layer for each window, over the same Q, K and V; the sum of the results."""
+def layers_case(*layers: Layer) -> OpCase:
+    """The sum of what ``layers``, of which results are equally wide, make of the same tokens."""
 
     def build(b: ProgramBuilder) -> Value:
-        q_size, kv_size = heads * head_dim, kv_heads * head_dim
-        q, k, v = b.split(b.embed(b.token_ids, "table", q_size + 2 * kv_size), q_size, kv_size, kv_size)
-        out = [b.attention(q, k, v, layer=n, window=window) for n, window in enumerate(windows)]
-        total = out[0]
-        for other in out[1:]:
+        total, *others = [layer.attend(b, number) for number, layer in enumerate(layers)]
+        for other in others:
             total = b.add(total, other)
         return b.rows(total, b.logit_rows)
 
-    return OpCase(build, heads * head_dim, 2e-2, (heads, kv_heads, head_dim))
+    return OpCase(build, layers[0].heads * layers[0].value_dim, 2e-2)
 
 
-def _rope(b: ProgramBuilder) -> Value:
-    q, k = b.embed(b.token_ids, "q", b.vocab_size), b.embed(b.token_ids, "k", b.vocab_size)
-    q, k = b.rope(q, k, b.positions, rope_of(b.head_dim, 10, 1.25))
-    return b.rows(b.add(q, k), b.logit_rows)
+def attention_case(heads: int, kv_heads: int, key_dim: int, value_dim: int | None = None) -> OpCase:
+    return layers_case(Layer(heads, kv_heads, key_dim, value_dim or key_dim))
+
+
+def window_case(heads: int, kv_heads: int, head_dim: int, windows: Sequence[int | None]) -> OpCase:
+    return layers_case(*(Layer(heads, kv_heads, head_dim, head_dim, window) for window in windows))
+
+
+def _rope_of_heads(head_dim: int) -> Callable[[ProgramBuilder], Value]:
+    def build(b: ProgramBuilder) -> Value:
+        q, k = b.embed(b.token_ids, "q", b.vocab_size), b.embed(b.token_ids, "k", b.vocab_size)
+        q, k = b.rope(q, k, b.positions, rope_of(head_dim, 10, 1.25))
+        return b.rows(b.add(q, k), b.logit_rows)
+
+    return build
 
 
 def _residual(b: ProgramBuilder) -> Value:
@@ -117,8 +129,14 @@ CASES: dict[str, list[OpCase]] = {
     + [OpCase(_grouped_norm, width, 1e-6) for width in (192, 39)],
     "add": [OpCase(_add, 83, 1e-6)],
     "split": [OpCase(_split, 64, 1e-6)],
-    "rope": [OpCase(_rope, 96, 1e-6, (4, 4, 24)), OpCase(_rope, 40, 1e-6, (2, 2, 20))],
-    "attention": [attention_case(9, 3, 64), attention_case(2, 2, 40), window_case(4, 1, 32, [5, None])],
+    "rope": [OpCase(_rope_of_heads(24), 96, 1e-6), OpCase(_rope_of_heads(20), 40, 1e-6)],
+    "attention": [
+        attention_case(9, 3, 64),
+        attention_case(2, 2, 40),
+        window_case(4, 1, 32, [5, None]),
+        layers_case(Layer(6, 2, 48, 32)),
+        layers_case(Layer(4, 1, 24, 47), Layer(4, 4, 66, 47), Layer(4, 2, 16, 47, 9), Layer(4, 4, 32, 47, 9)),
+    ],
     "silu_mul": [
         OpCase(_rows_of(lambda b: b.silu_mul(b.embed(b.token_ids, "t", 2 * b.vocab_size))), width, 1e-6)
         for width in (96, 75)
@@ -156,7 +174,7 @@ def reference(program: Program, weights: Weights, sizes: Limits) -> Runnable:
 
 def for_groups(program: Program, sizes: Limits) -> Limits:
     """``sizes`` with as many blocks for each of the program's KV groups."""
-    return replace(sizes, num_blocks=sizes.num_blocks * len(program.kv_groups.windows))
+    return replace(sizes, num_blocks=sizes.num_blocks * len(program.kv_groups))
 
 
 @dataclass(frozen=True)

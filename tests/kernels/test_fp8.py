@@ -72,12 +72,14 @@ def test_reference_rounds_to_the_table(kv: KVDtype) -> None:
 def _values_alone(b: ProgramBuilder) -> Value:
     """One token's attention to itself: its V as stored."""
     zero = b.embed(b.token_ids, "zero", DIM)
-    return b.rows(b.attention(zero, zero, b.embed(b.token_ids, "v", DIM), layer=0), b.logit_rows)
+    return b.rows(
+        b.attention(zero, zero, b.embed(b.token_ids, "v", DIM), layer=0, num_heads=1, num_kv_heads=1), b.logit_rows
+    )
 
 
 def stored_values(rows: np.ndarray, kv: KVDtype, isa: str) -> np.ndarray:
     """Rows [N, DIM] as the KV cache gives them back."""
-    program = OpCase(_values_alone, DIM, 0.0, (1, 1, DIM)).program()
+    program = OpCase(_values_alone, DIM, 0.0).program()
     table, zeros = np.zeros((DIM, DIM), np.float32), np.zeros((DIM, DIM), np.float32)
     table[: len(rows)] = rows
     weights = {"v": (Weight("float32", table.shape, table),), "zero": (Weight("float32", zeros.shape, zeros),)}

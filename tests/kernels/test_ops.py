@@ -44,7 +44,7 @@ def test_every_op_has_a_case() -> None:
 def test_equals_the_float64_reference(case: OpCase, isa: str) -> None:
     program, sizes = case.program(), limits()
     weights = random_weights(program)
-    inputs = step(one_token_requests(case), sizes, [5, 63, 5, *range(40)], len(program.kv_groups.windows))
+    inputs = step(one_token_requests(case), sizes, [5, 63, 5, *range(40)], len(program.kv_groups))
     expected = reference(program, weights, sizes).run(inputs)
     close_to(cpu(program, weights, sizes, isa=isa, threads=2).run(inputs), expected, case.tolerance)
 
@@ -55,7 +55,7 @@ def test_a_row_is_the_same_alone_and_in_any_batch(case: OpCase, isa: str) -> Non
     program, sizes = case.program(), limits()
     weights, requests = random_weights(program), one_token_requests(case)
     runnables = [cpu(program, weights, sizes, isa=isa, threads=threads) for threads in (1, 2)]
-    step_of = partial(step, sizes=sizes, groups=len(program.kv_groups.windows))
+    step_of = partial(step, sizes=sizes, groups=len(program.kv_groups))
     alone = np.concatenate([runnables[0].run(step_of([request])).copy() for request in requests])
     for runnable in runnables:
         for batch in (2, 7, ROWS):

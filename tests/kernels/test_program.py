@@ -40,14 +40,15 @@ HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, VOCAB = 96, 6, 2, 16, 160, 300
 
 def tiny_model(head: str = "embed") -> Program:
     """Two pre-norm layers with GQA, QKV bias and SwiGLU; tied embeddings by default."""
-    b = ProgramBuilder(num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM, vocab_size=VOCAB, max_position=1024)
+    b = ProgramBuilder(vocab_size=VOCAB, max_position=1024)
     rope, q_size, kv_size = rope_of(HEAD_DIM, HEAD_DIM // 2), HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
     x = b.embed(b.token_ids, "embed", HIDDEN)
     for layer in range(2):
         h = b.rms_norm(x, f"{layer}.norm1", 1e-5)
         q, k, v = b.split(b.linear(h, f"{layer}.qkv", q_size + 2 * kv_size, bias=True), q_size, kv_size, kv_size)
         q, k = b.rope(q, k, b.positions, rope)
-        x = b.add(x, b.linear(b.attention(q, k, v, layer=layer), f"{layer}.o", HIDDEN))
+        a = b.attention(q, k, v, layer=layer, num_heads=HEADS, num_kv_heads=KV_HEADS)
+        x = b.add(x, b.linear(a, f"{layer}.o", HIDDEN))
         h = b.rms_norm(x, f"{layer}.norm2", 1e-5)
         x = b.add(x, b.linear(b.silu_mul(b.linear(h, f"{layer}.gate_up", 2 * INNER)), f"{layer}.down", HIDDEN))
     return b.finish(logits=b.linear(b.rms_norm(b.rows(x, b.logit_rows), "norm", 1e-5), head, VOCAB))
@@ -134,7 +135,7 @@ def test_linears_take_over_norms_gates_and_residual_adds_and_buffers_are_shared(
 
 
 def test_what_others_read_too_is_not_melted() -> None:
-    b = ProgramBuilder(num_heads=1, num_kv_heads=1, head_dim=16, vocab_size=32, max_position=64)
+    b = ProgramBuilder(vocab_size=32, max_position=64)
     x = b.embed(b.token_ids, "table", 32)
     shared = b.rms_norm(x, "norm", 1e-5)
     both = b.linear(shared, "both", 64)
@@ -157,7 +158,7 @@ def test_gates_beside_what_they_gate_change_no_bit(isa: str, parts: int, gate: s
     weight = tuple(quantized(rng, 128 // parts, 64, 4) for _ in range(parts))
     results: list[list[bytes]] = []
     for melted in (True, False):
-        b = ProgramBuilder(num_heads=1, num_kv_heads=1, head_dim=16, vocab_size=64, max_position=64)
+        b = ProgramBuilder(vocab_size=64, max_position=64)
         both = b.linear(b.rms_norm(b.embed(b.token_ids, "table", 64), "norm", 1e-5), "w", 128)
         if not melted:
             b.split(both, 64, 64)
@@ -308,7 +309,7 @@ def test_weights_that_do_not_fit_are_named() -> None:
 def test_maxima_taken_with_the_logits_are_those_of_the_logits(isa: str, threads: int, parts: tuple[int, ...]) -> None:
     """What is sampled right after a step is what a sampler makes of a copy of its logits, bad rows included."""
     vocab, rng = sum(parts), np.random.default_rng(sum(parts))
-    b = ProgramBuilder(num_heads=1, num_kv_heads=1, head_dim=16, vocab_size=vocab, max_position=4096)
+    b = ProgramBuilder(vocab_size=vocab, max_position=4096)
     program = b.finish(logits=b.linear(b.rows(b.embed(b.token_ids, "table", 32), b.logit_rows), "w", vocab, bias=True))
     weights, sizes = dict(random_weights(program)), limits()
     table, matrix = weights["table"][0].data, weights["w"][0].data

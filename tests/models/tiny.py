@@ -50,7 +50,7 @@ def reference_logits(model: Any, token_ids: list[int]) -> np.ndarray:
 
 def prepare(loaded: LoadedModel, dtype: type[np.floating] = np.float32, backend: Backend | None = None) -> Runnable:
     """On ``backend``, or the reference in ``dtype``."""
-    groups = len(loaded.program.kv_groups.windows)
+    groups = len(loaded.program.kv_groups)
     limits = Limits(
         max_tokens=256,
         max_rows=256,

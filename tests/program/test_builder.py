@@ -7,12 +7,14 @@ from collections.abc import Callable
 import pytest
 
 from octavo.exceptions import ModelError
-from octavo.program import OPS, Op, ProgramBuilder, Rope, Value, WeightSpec
+from octavo.program import OPS, KVGroup, LayerKV, Op, ProgramBuilder, Rope, Value, WeightSpec
+
+HEADS = {"num_heads": 4, "num_kv_heads": 2}
 
 
 @pytest.fixture
 def b() -> ProgramBuilder:
-    return ProgramBuilder(num_heads=4, num_kv_heads=2, head_dim=8, vocab_size=64, max_position=128)
+    return ProgramBuilder(vocab_size=64, max_position=128)
 
 
 def qkv(b: ProgramBuilder) -> tuple[Value, ...]:
@@ -23,12 +25,13 @@ def qkv(b: ProgramBuilder) -> tuple[Value, ...]:
 def test_program_states_every_shape(b: ProgramBuilder) -> None:
     q, k, v = qkv(b)
     q, k = b.rope(q, k, b.positions, Rope(8, (1.0, 0.1)))
-    x = b.rms_norm(b.add(q, b.attention(q, k, v, layer=0)), "norm", 1e-5)
+    x = b.rms_norm(b.add(q, b.attention(q, k, v, layer=0, **HEADS)), "norm", 1e-5)
     x = b.rows(b.gelu_mul(b.silu_mul(x)), b.logit_rows)
     program = b.finish(logits=b.linear(x, "head", 64))
     assert program.logits.shape == ("R", 64)
     assert x.shape == ("R", 8)
-    assert (program.num_layers, program.num_heads, program.num_kv_heads, program.head_dim) == (1, 4, 2, 8)
+    assert program.kv_layers == (LayerKV(num_heads=2, key_dim=8, value_dim=8),)
+    assert program.kv_groups == (KVGroup((0,)),)
     assert program.weights == {
         "embed": WeightSpec("embed", (64, 32)),
         "qkv": WeightSpec("qkv", (64, 32)),
@@ -41,7 +44,7 @@ def test_program_states_every_shape(b: ProgramBuilder) -> None:
 
 def test_values_are_assigned_once_and_before_use(b: ProgramBuilder) -> None:
     q, k, v = qkv(b)
-    program = b.finish(logits=b.linear(b.rows(b.attention(q, k, v, layer=0), b.logit_rows), "head", 64))
+    program = b.finish(logits=b.linear(b.rows(b.attention(q, k, v, layer=0, **HEADS), b.logit_rows), "head", 64))
     known = {value.id for value in program.inputs.values()}
     for op in program.ops:
         assert {value.id for value in op.inputs} <= known
@@ -52,8 +55,8 @@ def test_values_are_assigned_once_and_before_use(b: ProgramBuilder) -> None:
 
 def test_attention_scale_defaults_to_the_root_of_the_head(b: ProgramBuilder) -> None:
     q, k, v = qkv(b)
-    b.attention(q, k, v, layer=0)
-    b.attention(q, k, v, layer=1, scale=0.5)
+    b.attention(q, k, v, layer=0, **HEADS)
+    b.attention(q, k, v, layer=1, **HEADS, scale=0.5)
     x = b.linear(b.rows(q, b.logit_rows), "head", 64)
     ops = [op for op in b.finish(logits=x).ops if op.kind == "attention"]
     assert [op.attrs["scale"] for op in ops] == [8**-0.5, 0.5]
@@ -67,8 +70,9 @@ MISTAKES: dict[str, tuple[str, Callable[[ProgramBuilder], object]]] = {
     "uneven groups": ("3 groups", lambda b: b.rms_norm(qkv(b)[0], "g", 1e-5, groups=3)),
     "half heads": ("whole heads", lambda b: b.rope(*qkv(b)[:2], b.positions, Rope(12, (1.0,)))),
     "pairs beyond the head": ("pairs", lambda b: b.rope(*qkv(b)[:2], b.positions, Rope(8, (1.0,) * 5))),
-    "wrong q": ("4 heads", lambda b: b.attention(qkv(b)[1], *qkv(b)[1:], layer=0)),
-    "wrong k": ("2 heads", lambda b: b.attention(*qkv(b)[:1] * 3, layer=0)),
+    "wrong q": ("4 heads", lambda b: b.attention(qkv(b)[1], *qkv(b)[1:], layer=0, **HEADS)),
+    "uneven keys": ("k is not 3 heads", lambda b: b.attention(*qkv(b), layer=0, num_heads=6, num_kv_heads=3)),
+    "no KV heads": ("0 KV heads", lambda b: b.attention(*qkv(b), layer=0, num_heads=4, num_kv_heads=0)),
     "weight used in two shapes": ("used as", lambda b: (qkv(b), b.linear(qkv(b)[0], "qkv", 5))),
     "logits of all rows": ("logits", lambda b: b.finish(logits=b.linear(qkv(b)[0], "head", 64))),
     "logits of another width": (
@@ -78,7 +82,7 @@ MISTAKES: dict[str, tuple[str, Callable[[ProgramBuilder], object]]] = {
     "layer left out": (
         "layers",
         lambda b: (
-            b.attention(*qkv(b), layer=1),
+            b.attention(*qkv(b), layer=1, **HEADS),
             b.finish(logits=b.linear(b.rows(qkv(b)[0], b.logit_rows), "head", 64)),
         ),
     ),

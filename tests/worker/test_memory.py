@@ -102,7 +102,7 @@ def test_kv_dtypes(kv_cache_dtype: str, tmp_path: Path, monkeypatch: pytest.Monk
 def test_tokens_take_numbers_and_scales_of_keys_and_values(tmp_path: Path) -> None:
     save(tmp_path)
     program = outline_model(config_of(tmp_path).model).program
-    heads, dim = 2 * program.num_layers * program.num_kv_heads, program.head_dim
+    heads, dim = 2 * sum(layer.num_heads for layer in program.kv_layers), program.kv_layers[0].key_dim
     sizes = {}
     for dtype in ("auto", "bfloat16", "int8", "fp8_e4m3", "fp8_e5m2"):
         sizes[dtype] = plan_of(config_of(tmp_path, kv_cache_dtype=dtype)).kv.bytes_per_token

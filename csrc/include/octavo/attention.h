@@ -1,8 +1,8 @@
 // Paged varlen attention: the layout of KV memory and the tasks a step is cut into.
 //
 // One layer's slice of a block of block_size tokens is block_size / 16 consecutive sub-blocks of tiles
-//   K: [kv head][head_dim / 2][16 tokens][2]      V: [kv head][8 token pairs][head_dim][2]
-// so that both products read pairs along their reduction. head_dim is padded to a multiple of 16 in memory.
+//   K: [kv head][key_dim / 2][16 tokens][2]      V: [kv head][8 token pairs][value_dim][2]
+// so that both products read pairs along their reduction. Both dims are padded to a multiple of 16 in memory.
 // Numbers are bfloat16; or of 8 bits, and a tile ends with 16 float32 scales, one a token: x is about scale * number, with
 // scale = max|x| / most over the head, and x / scale rounded to the nearest number, ties to even. `most` is the greatest
 // number: 127 of int8, 448 of fp8 E4M3, 57344 of fp8 E5M2 (OCP OFP8).
@@ -30,29 +30,34 @@ struct KvLayer {
   char* values;
   int64_t block_stride;  // bytes from a block to the next
   int64_t block_size;
-  int64_t kv_heads, head_dim;
+  int64_t kv_heads, key_dim, value_dim;
   KvFormat format;
 };
 
-static inline int64_t padded_dim(const KvLayer& kv) { return round_up(kv.head_dim, kSubBlock); }
+static inline int64_t padded_dim(int64_t dim) { return round_up(dim, kSubBlock); }
 
-/// Bytes of a tile of K or V: 16 tokens of one head.
-static inline int64_t tile_bytes(KvFormat format, int64_t head_dim) {
-  const int64_t numbers = round_up(head_dim, kSubBlock) * kSubBlock;
+/// Bytes of a tile of K or V: 16 tokens of one head of `dim` numbers.
+static inline int64_t tile_bytes(KvFormat format, int64_t dim) {
+  const int64_t numbers = padded_dim(dim) * kSubBlock;
   return format == KvFormat::kBf16 ? 2 * numbers : numbers + kSubBlock * static_cast<int64_t>(sizeof(float));
 }
 
-/// Bytes from keys or values to where the tile of a sub-block (of its block) and head starts.
-static inline int64_t tile_offset(const KvLayer& kv, int64_t block, int64_t sub_block, int64_t head) {
-  return block * kv.block_stride + (sub_block * kv.kv_heads + head) * tile_bytes(kv.format, kv.head_dim);
+/// Bytes of the keys, or of the values, of one block.
+static inline int64_t part_bytes(KvFormat format, int64_t block_size, int64_t kv_heads, int64_t dim) {
+  return block_size / kSubBlock * kv_heads * tile_bytes(format, dim);
+}
+
+/// Bytes from the keys (`dim` is key_dim) or the values to where the tile of a sub-block (of its block) and head starts.
+static inline int64_t tile_offset(const KvLayer& kv, int64_t dim, int64_t block, int64_t sub_block, int64_t head) {
+  return block * kv.block_stride + (sub_block * kv.kv_heads + head) * tile_bytes(kv.format, dim);
 }
 
 /// One layer's attention over a step.
 struct AttentionCall {
   KvLayer kv;
-  const float* q;  // [T, heads, head_dim]
+  const float* q;  // [T, heads, key_dim]
   int64_t ldq;
-  float* out;  // as q
+  float* out;  // [T, heads, value_dim]
   int64_t ldo;
   const int32_t* block_tables;  // [sequences, blocks_per_seq]
   int64_t blocks_per_seq;
@@ -92,11 +97,11 @@ static inline int64_t end_partition(const AttentionTask& task) {
 static inline int64_t state_size(int64_t padded_dim) { return padded_dim + 2; }
 
 struct AttentionKernels {
-  /// Writes one token's K and V heads (float32, [kv_heads, head_dim]) to a slot.
+  /// Writes one token's K and V heads (float32, [kv_heads, key_dim] and [kv_heads, value_dim]) to a slot.
   void (*write_kv)(const KvLayer& kv, int64_t slot, const float* k, const float* v);
 
   /// Bytes of 64-byte aligned scratch one thread needs.
-  size_t (*scratch_bytes)(int64_t group, int64_t head_dim);
+  size_t (*scratch_bytes)(int64_t group, int64_t key_dim, int64_t value_dim);
 
   /// Does a task. `ahead`: one that this thread may do next, whose first keys are fetched at the end; may be null.
   void (*attend)(const AttentionCall& call, const AttentionTask& task, const AttentionTask* ahead, void* scratch);

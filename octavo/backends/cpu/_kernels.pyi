@@ -9,6 +9,9 @@ import numpy.typing as npt
 _Int32 = npt.NDArray[np.int32]
 _Place = tuple[int, int]
 
+_KvLayer = tuple[int, int, int, int]  # group, KV heads, key_dim, value_dim
+
+def block_bytes(kv_layers: Sequence[_KvLayer], block_size: int, kv_format: str) -> int: ...
 def usable_isas() -> list[str]: ...
 
 class Memory:
@@ -72,10 +75,7 @@ class Program:
         block_size: int,
         vocab_size: int,
         max_position: int,
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
-        layers: int,
+        kv_layers: Sequence[_KvLayer],
         groups: int,
         arena_floats: int,
         kv_format: str = "bfloat16",
@@ -90,7 +90,7 @@ class Program:
     def add_gather(self, x: _Place, out: _Place, width: int) -> None: ...
     def add_rope_table(self, inv_freq: Sequence[float], factor: float, out: _Place) -> None: ...
     def add_rope(self, x: _Place, out: _Place, table: _Place, heads: int, head_dim: int, pairs: int) -> None: ...
-    def add_write_kv(self, group: int, layer: int, k: _Place, v: _Place) -> None: ...
+    def add_write_kv(self, layer: int, k: _Place, v: _Place) -> None: ...
     def add_linear_prepare(
         self, linear: int, x: _Place, norm: int, eps: float, scratch: int, per_token: bool
     ) -> None: ...
@@ -108,7 +108,7 @@ class Program:
         gate: str,
     ) -> None: ...
     def add_attention(
-        self, group: int, layer: int, q: _Place, out: _Place, scale: float, window: int | None
+        self, layer: int, q: _Place, out: _Place, heads: int, scale: float, window: int | None
     ) -> None: ...
     def set_logits(self, logits: _Place) -> None: ...
     def run(

@@ -33,15 +33,16 @@ from octavo.backends.identity import code_identity
 from octavo.config import BackendConfig
 from octavo.exceptions import KernelError
 from octavo.platforms.cpu import physical_cores
-from octavo.program import Program
+from octavo.program import LayerKV, Program
 from octavo.quantization.base import Weights, owners
 
-_MOST_INT8_HEAD_DIM = 512  # 512 products of 127 x 32767 are the last that cannot overflow
-_EIGHT_BITS = ("int8", "fp8_e4m3", "fp8_e5m2")  # KV dtypes, with a float32 scale per token and head
+_MOST_INT8_KEY_DIM = 512  # 512 products of 127 x 32767 are the last that cannot overflow
+_EIGHT_BITS = ("int8", "fp8_e4m3", "fp8_e5m2")  # KV dtypes, with a float32 scale for K and for V of a token and head
+_SCALE = 4  # bytes
 _MATRICES = ("table", "weight")  # parameter names that ops give to matrices
 
-# csrc/include/octavo/attention.h, csrc/program/attention_plan.cpp, block_stride of csrc/program/program.cpp
-_TILE_ROWS, _PARTITION, _TASKS_PER_THREAD, _MOST_PARTIAL_BYTES, _BLOCK_GAP = 48, 512, 4, 16 << 20, 33 * 64
+# csrc/include/octavo/attention.h, csrc/program/attention_plan.cpp
+_TILE_ROWS, _PARTITION, _TASKS_PER_THREAD, _MOST_PARTIAL_BYTES = 48, 512, 4, 16 << 20
 _SAMPLER_ROWS = 5  # float32 rows of logits that a thread's sampler keeps: RowSampler of csrc/program/sampler.cpp
 
 
@@ -67,11 +68,10 @@ class CpuBackend:
         threads = self._threads
         return f"{self._kernels.isa} ({self._kernels.features}), {threads} thread{'s' if threads > 1 else ''}"
 
-    def kv_element_size(self, kv_dtype: KVDtype = "auto") -> int:
-        return 1 if kv_dtype in _EIGHT_BITS else 2
-
-    def kv_scale_size(self, kv_dtype: KVDtype = "auto") -> int:
-        return 4 if kv_dtype in _EIGHT_BITS else 0
+    def kv_bytes(self, layer: LayerKV, kv_dtype: KVDtype = "auto") -> int:
+        if kv_dtype not in _EIGHT_BITS:
+            return 2 * layer.width
+        return layer.width + 2 * layer.num_heads * _SCALE
 
     def footprint(self, program: Program, weights: Weights, limits: Limits) -> Footprint:
         """See ``Backend.footprint``. Exact but for scratch memory and packing, which are upper estimates."""
@@ -83,7 +83,7 @@ class CpuBackend:
             activations=4 * lowered.arena_floats + self._attention_bytes(program, limits),
             sampling=self._threads * 4 * _SAMPLER_ROWS * program.vocab_size,
             packing=packing_bytes(weights, self._threads),
-            kv_block=self._block_bytes(program, limits),
+            kv_block=_kernels.block_bytes(_kv_layers(program), limits.block_size, _kv_format(limits)),
         )
 
     def prepare(self, program: Program, weights: Weights, limits: Limits) -> CpuRunnable:
@@ -117,17 +117,13 @@ class CpuBackend:
 
     def _attention_bytes(self, program: Program, limits: Limits) -> int:
         """An upper estimate: a tile of rows for each thread, and partial results of split tasks, which are few."""
-        rows = max(_TILE_ROWS, program.num_heads // program.num_kv_heads)
-        dim = -(-program.head_dim // 16) * 16
+        attention = [op.attrs for op in program.ops if op.kind == "attention"]
+        rows = max([_TILE_ROWS, *(attrs["num_heads"] // attrs["num_kv_heads"] for attrs in attention)])
+        dims = [max(attrs["key_dim"], attrs["value_dim"]) for attrs in attention]
+        dim = -(-max(dims, default=0) // 16) * 16
         partitions = -(-limits.max_blocks_per_seq * limits.block_size // _PARTITION)
         partials = 4 * (_TASKS_PER_THREAD * self._threads) * rows * partitions * (dim + 2)
         return self._threads * 16 * rows * (dim + 64) + min(_MOST_PARTIAL_BYTES, partials)
-
-    def _block_bytes(self, program: Program, limits: Limits) -> int:
-        dim, kv_dtype = -(-program.head_dim // 16) * 16, limits.kv_dtype
-        head = dim * self.kv_element_size(kv_dtype) + self.kv_scale_size(kv_dtype)
-        layers = program.kv_groups.layers_per_block
-        return 2 * layers * limits.block_size * program.num_kv_heads * head + _BLOCK_GAP
 
     def _new_program(
         self, pool: _kernels.ThreadPool, program: Program, limits: Limits, arena_floats: int
@@ -143,13 +139,10 @@ class CpuBackend:
             block_size=limits.block_size,
             vocab_size=program.vocab_size,
             max_position=program.max_position,
-            heads=program.num_heads,
-            kv_heads=program.num_kv_heads,
-            head_dim=program.head_dim,
-            layers=program.kv_groups.layers_per_block,
-            groups=len(program.kv_groups.windows),
+            kv_layers=_kv_layers(program),
+            groups=len(program.kv_groups),
             arena_floats=arena_floats,
-            kv_format="bfloat16" if limits.kv_dtype == "auto" else limits.kv_dtype,
+            kv_format=_kv_format(limits),
         )
 
 
@@ -242,11 +235,22 @@ class CpuRunnable:
 
 
 def _check(program: Program, limits: Limits) -> None:
-    """Raises KernelError for sizes that attention has no kernel for."""
-    if program.head_dim % 2:
-        raise KernelError(f"head_dim {program.head_dim} is odd; attention works on pairs")
-    if limits.kv_dtype == "int8" and program.head_dim > _MOST_INT8_HEAD_DIM:
-        raise KernelError(f"head_dim {program.head_dim}: int8 KV sums in int32, up to {_MOST_INT8_HEAD_DIM}")
+    """Raises KernelError, naming the layer, for sizes that attention has no kernel for."""
+    for layer, kv in enumerate(program.kv_layers):
+        if kv.key_dim % 2:
+            raise KernelError(f"layer {layer}: keys of {kv.key_dim} numbers are odd; attention works on pairs")
+        if limits.kv_dtype == "int8" and kv.key_dim > _MOST_INT8_KEY_DIM:
+            raise KernelError(f"layer {layer}: keys of {kv.key_dim}: int8 KV sums in int32, up to {_MOST_INT8_KEY_DIM}")
+
+
+def _kv_layers(program: Program) -> list[tuple[int, int, int, int]]:
+    """(group, KV heads, key_dim, value_dim) of each layer."""
+    groups = program.group_of_layer
+    return [(groups[n], kv.num_heads, kv.key_dim, kv.value_dim) for n, kv in enumerate(program.kv_layers)]
+
+
+def _kv_format(limits: Limits) -> str:
+    return "bfloat16" if limits.kv_dtype == "auto" else limits.kv_dtype
 
 
 def _parameters(program: Program) -> tuple[dict[str, tuple[int, ...]], set[str], set[str]]:

@@ -70,7 +70,6 @@ class _Lowering:
         self, nodes: Sequence[Node], program: Program, limits: Limits, scratch_bytes: Callable[[str, int], int]
     ) -> None:
         self.nodes, self.logits, self.limits, self.scratch_bytes = nodes, program.logits, limits, scratch_bytes
-        self.kv_places = program.kv_groups.places
         self.phases: list[Phase] = []
         self.buffers: list[Buffer] = []
         self.kept: list[Buffer] = []  # read after the step, besides the logits
@@ -215,11 +214,11 @@ def _rope(low: _Lowering, index: int, node: Node) -> None:
 
 def _attention(low: _Lowering, index: int, node: Node) -> None:
     q, k, v = (low.views[value.id] for value in node.op.inputs)
-    group, layer = low.kv_places[node.op.attrs["layer"]]
-    low.add_row_stage("T", "write_kv", [k, v], group=group, layer=layer, k=k, v=v)
+    attrs = node.op.attrs
+    low.add_row_stage("T", "write_kv", [k, v], layer=attrs["layer"], k=k, v=v)
     out = low.allocate(node.op.outputs[0])
-    how = {key: node.op.attrs[key] for key in ("scale", "window")}
-    low.add_wide_stage("attention", [q, out], group=group, layer=layer, q=q, out=out, **how)
+    how = {"layer": attrs["layer"], "heads": attrs["num_heads"], "scale": attrs["scale"], "window": attrs["window"]}
+    low.add_wide_stage("attention", [q, out], q=q, out=out, **how)
 
 
 def _gated(low: _Lowering, index: int, node: Node) -> None:

@@ -18,7 +18,7 @@ from octavo.backends.identity import code_identity
 from octavo.backends.reference import ops
 from octavo.config import BackendConfig
 from octavo.exceptions import KernelError
-from octavo.program import Op, Program
+from octavo.program import LayerKV, Op, Program
 from octavo.quantization.base import Weights, owners, stack_dequantized
 
 
@@ -33,11 +33,8 @@ class ReferenceBackend:
     def describe(self) -> str:
         return f"reference (NumPy {self._dtype.name}, slow)"
 
-    def kv_element_size(self, kv_dtype: KVDtype = "auto") -> int:
-        return self._dtype.itemsize
-
-    def kv_scale_size(self, kv_dtype: KVDtype = "auto") -> int:
-        return 0
+    def kv_bytes(self, layer: LayerKV, kv_dtype: KVDtype = "auto") -> int:
+        return layer.width * self._dtype.itemsize
 
     def footprint(self, program: Program, weights: Weights, limits: Limits) -> Footprint:
         """See ``Backend.footprint``. Activations are an upper estimate: four of the widest values, logits twice."""
@@ -45,13 +42,12 @@ class ReferenceBackend:
         sizes = [math.prod(program.weights[name].shape) for name, owner in owners(weights).items() if name == owner]
         widths = [value.width for op in program.ops for value in op.outputs if value.shape[0] == "T"]
         values = limits.max_tokens * sum(sorted(widths)[-4:]) + 2 * limits.max_rows * program.vocab_size
-        layers, width = program.kv_groups.layers_per_block, program.num_kv_heads * program.head_dim
         return Footprint(
             weights=sum(sizes) * item,
             activations=values * item,
             sampling=0,
             packing=4 * max(sizes, default=0) * item,
-            kv_block=2 * layers * limits.block_size * width * item,
+            kv_block=_block_width(program) * limits.block_size * item,
         )
 
     def prepare(self, program: Program, weights: Weights, limits: Limits) -> ReferenceRunnable:
@@ -74,7 +70,8 @@ class ReferenceBackend:
 class ReferenceRunnable:
     """A prepared model. Rounded numbers stay in ``dtype``.
 
-    Caches are [layers per block, num_blocks, block_size, Hkv, D].
+    ``blocks`` is the memory of the KV cache, [num_blocks, numbers of a block]; ``key_cache`` and ``value_cache`` are
+    each layer's parts of it, [num_blocks, block_size, num_kv_heads, key_dim or value_dim].
     """
 
     def __init__(
@@ -82,9 +79,9 @@ class ReferenceRunnable:
     ) -> None:
         self.program, self.arrays, self.limits, self.dtype = program, arrays, limits, dtype
         self._store = ops.KV_ROUNDING[limits.kv_dtype]
-        layers = program.kv_groups.layers_per_block
-        shape = (layers, limits.num_blocks, limits.block_size, program.num_kv_heads, program.head_dim)
-        self.key_cache, self.value_cache = np.zeros(shape, dtype), np.zeros(shape, dtype)
+        self.group_of_layer = program.group_of_layer
+        self.blocks = np.zeros((limits.num_blocks, _block_width(program) * limits.block_size), dtype)
+        self.key_cache, self.value_cache = _layer_caches(self.blocks, program, limits.block_size)
         last_use = {value.id: n for n, op in enumerate(program.ops) for value in op.inputs}
         last_use[program.logits.id] = len(program.ops)
         self._dead_after: list[list[int]] = [[] for _ in range(len(program.ops) + 1)]
@@ -112,12 +109,11 @@ class ReferenceRunnable:
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         for source, destination in pairs:
-            for cache in (self.key_cache, self.value_cache):
-                cache[:, destination] = cache[:, source]
+            self.blocks[destination] = self.blocks[source]
 
     @property
     def block_bytes(self) -> int:
-        return 2 * self.key_cache[:, 0].nbytes
+        return self.blocks.shape[1] * self.blocks.itemsize
 
     @property
     def kv_identity(self) -> str:
@@ -125,22 +121,19 @@ class ReferenceRunnable:
 
     def read_blocks(self, block_ids: Sequence[int], out: ByteArray) -> None:
         for row, block_id in zip(out, block_ids, strict=True):
-            halves = row.view(self.dtype).reshape(2, -1)
-            halves[0], halves[1] = self.key_cache[:, block_id].ravel(), self.value_cache[:, block_id].ravel()
+            row.view(self.dtype)[:] = self.blocks[block_id]
 
     def write_blocks(self, block_ids: Sequence[int], data: ByteArray) -> None:
-        shape = self.key_cache[:, 0].shape
         for row, block_id in zip(data, block_ids, strict=True):
-            keys, values = row.view(self.dtype).reshape(2, *shape)
-            self.key_cache[:, block_id], self.value_cache[:, block_id] = keys, values
+            self.blocks[block_id] = row.view(self.dtype)
 
     def weight(self, op: Op, parameter: str) -> np.ndarray:
         """The array bound to a parameter of ``op``."""
         return self.arrays[op.weights[parameter]]
 
-    def stored(self, rows: np.ndarray) -> np.ndarray:
-        """What the KV cache keeps of K or V rows [T, Hkv * D]."""
-        return self._store(rows, self.program.head_dim)
+    def stored(self, rows: np.ndarray, head_dim: int) -> np.ndarray:
+        """What the KV cache keeps of K or V rows [T, heads * head_dim]."""
+        return self._store(rows, head_dim)
 
     def _check(self, inputs: StepInputs) -> None:
         sizes = {
@@ -152,6 +145,28 @@ class ReferenceRunnable:
         for what, (size, limit) in sizes.items():
             if size > limit:
                 raise KernelError(f"{size} {what} in a step planned for {limit}")
+
+
+def _block_width(program: Program) -> int:
+    """Numbers that a block has for a token: those of the widest group."""
+    return max(sum(program.kv_layers[layer].width for layer in group.layers) for group in program.kv_groups)
+
+
+def _layer_caches(
+    blocks: np.ndarray, program: Program, block_size: int
+) -> tuple[dict[int, np.ndarray], dict[int, np.ndarray]]:
+    """Views of the keys, and of the values, of each layer: a group's layers follow each other, keys before values."""
+    keys: dict[int, np.ndarray] = {}
+    values: dict[int, np.ndarray] = {}
+    for group in program.kv_groups:
+        start = 0
+        for layer in group.layers:
+            kv = program.kv_layers[layer]
+            for caches, dim in ((keys, kv.key_dim), (values, kv.value_dim)):
+                end = start + block_size * kv.num_heads * dim
+                caches[layer] = blocks[:, start:end].reshape(len(blocks), block_size, kv.num_heads, dim)
+                start = end
+    return keys, values
 
 
 def _embed(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInputs) -> list[np.ndarray]:
@@ -180,13 +195,13 @@ def _rope(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInputs) -
 
 
 def _attention(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInputs) -> list[np.ndarray]:
-    group, place = r.program.kv_groups.places[op.attrs["layer"]]
-    keys, values = r.key_cache[place], r.value_cache[place]
+    layer = op.attrs["layer"]
+    group, keys, values = r.group_of_layer[layer], r.key_cache[layer], r.value_cache[layer]
     num_tokens, num_seqs = len(step.token_ids), len(step.seq_lens)
     slots = step.slot_mapping[group * num_tokens : (group + 1) * num_tokens]
     tables = step.block_tables[group * num_seqs : (group + 1) * num_seqs]
-    ops.write_kv(keys, r.stored(x[1]), slots)
-    ops.write_kv(values, r.stored(x[2]), slots)
+    ops.write_kv(keys, r.stored(x[1], op.attrs["key_dim"]), slots)
+    ops.write_kv(values, r.stored(x[2], op.attrs["value_dim"]), slots)
     seq_of_row = np.repeat(np.arange(len(step.seq_lens), dtype=np.int32), np.diff(step.query_start_loc))
     scale, window = op.attrs["scale"], op.attrs["window"]
     return [ops.paged_attention(x[0], keys, values, tables, seq_of_row, step.positions, scale, window)]

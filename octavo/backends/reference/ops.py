@@ -64,9 +64,8 @@ def gelu_mul(x: Array) -> Array:
 
 def write_kv(cache: Array, rows: Array, slots: Ints) -> None:
     """rows [M, Hkv * D] into cache [num_blocks, block_size, Hkv, D] at slots [M], in place."""
-    num_blocks, block_size, kv_heads, head_dim = cache.shape
-    flat = cache.reshape(num_blocks * block_size, kv_heads, head_dim)
-    flat[slots] = rows.reshape(-1, kv_heads, head_dim)
+    _, block_size, kv_heads, head_dim = cache.shape
+    cache[slots // block_size, slots % block_size] = rows.reshape(-1, kv_heads, head_dim)
 
 
 def round_to_bf16(rows: Array, head_dim: int) -> Array:
@@ -134,23 +133,25 @@ def paged_attention(
     scale: float,
     window: int | None = None,
 ) -> Array:
-    """Causal attention of q [M, H * D] over paged caches [num_blocks, block_size, Hkv, D] -> [M, H * D].
+    """Causal attention of q [M, H * K] over paged caches [num_blocks, block_size, Hkv, K or V] -> [M, H * V].
 
     Row m belongs to sequence ``seq_of_row[m]`` (a row of block_tables) and sees its positions 0..positions[m], or the
     last ``window`` of these.
     """
-    _, block_size, kv_heads, head_dim = key_cache.shape
-    out = np.empty_like(q)
+    _, block_size, kv_heads, key_dim = key_cache.shape
+    value_dim = value_cache.shape[3]
+    num_heads = q.shape[1] // key_dim
+    out = np.empty((q.shape[0], num_heads * value_dim), q.dtype)
     for row in range(q.shape[0]):
         end = int(positions[row]) + 1
         first = 0 if window is None else max(0, end - window)
         first_block = first // block_size
         blocks = block_tables[seq_of_row[row], first_block : -(-end // block_size)]
         seen = slice(first - first_block * block_size, end - first_block * block_size)
-        keys = key_cache[blocks].reshape(-1, kv_heads, head_dim)[seen]
-        values = value_cache[blocks].reshape(-1, kv_heads, head_dim)[seen]
-        heads = q[row].reshape(kv_heads, -1, head_dim)
-        result = np.empty_like(heads)
+        keys = key_cache[blocks].reshape(-1, kv_heads, key_dim)[seen]
+        values = value_cache[blocks].reshape(-1, kv_heads, value_dim)[seen]
+        heads = q[row].reshape(kv_heads, -1, key_dim)
+        result = np.empty((*heads.shape[:2], value_dim), q.dtype)
         for h in range(kv_heads):
             scores = heads[h] @ keys[:, h].T * q.dtype.type(scale)
             weights = np.exp(scores - scores.max(axis=-1, keepdims=True))

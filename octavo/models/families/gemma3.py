@@ -86,7 +86,8 @@ def _attention(b: ProgramBuilder, x: Value, c: Gemma3Config, layer: int) -> Valu
     q = b.rms_norm(q, f"layers.{layer}.q_norm", c.rms_norm_eps, groups=c.num_heads)
     k = b.rms_norm(k, f"layers.{layer}.k_norm", c.rms_norm_eps, groups=c.num_kv_heads)
     q, k = b.rope(q, k, b.positions, c.rope if layer in c.full_layers else c.local_rope)
-    a = b.attention(q, k, v, layer=layer, scale=c.scale, window=c.window_of(layer))
+    heads = {"num_heads": c.num_heads, "num_kv_heads": c.num_kv_heads}
+    a = b.attention(q, k, v, layer=layer, **heads, scale=c.scale, window=c.window_of(layer))
     return b.linear(a, f"layers.{layer}.o", c.hidden_size)
 
 
