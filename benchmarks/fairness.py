@@ -13,7 +13,7 @@ import statistics
 from dataclasses import dataclass, field
 
 from octavo.config import CacheConfig, SchedulerConfig
-from octavo.core.scheduler import Scheduler
+from octavo.core.factory import make_scheduler
 from octavo.messages import (
     EngineCoreRequest,
     ModelRunnerOutput,
@@ -41,7 +41,7 @@ class World:
     num_tokens: int = 0
 
     def __post_init__(self) -> None:
-        self.scheduler = Scheduler(self.config, CacheConfig(), NUM_BLOCKS, 4096, clock=lambda: self.now)
+        self.scheduler = make_scheduler(self.config, CacheConfig(), NUM_BLOCKS, 4096, clock=lambda: self.now)
 
     def add(self, name: str, tenant: Tenant, prompt: int, answer: int) -> None:
         tokens = random.Random(name).choices(range(30000), k=prompt)

@@ -24,6 +24,7 @@ from lengths import ALPACA, SHAREGPT, Lengths
 from octavo.args.engine_args import engine_config_from_kwargs
 from octavo.args.resolve import resolve_engine_config
 from octavo.config import CacheConfig, SchedulerConfig
+from octavo.core.factory import make_scheduler
 from octavo.core.scheduler import Scheduler
 from octavo.engine.llm_engine import LLMEngine
 from octavo.messages import BeamSearch, EngineCoreRequest, ModelRunnerOutput, SamplingParams, SchedulerOutput
@@ -70,7 +71,7 @@ def request_of(name: str, prompt: list[int], params: SamplingParams) -> EngineCo
 def run_without_model(requests: Iterable[EngineCoreRequest], *, caching: bool = False) -> Usage:
     """All requests at once; every sampled token is 7."""
     config = SchedulerConfig(max_num_seqs=4096, max_num_batched_tokens=16384)
-    scheduler = Scheduler(config, CacheConfig(enable_prefix_caching=caching), 100_000, 4096)
+    scheduler = make_scheduler(config, CacheConfig(enable_prefix_caching=caching), 100_000, 4096)
     for request in requests:
         scheduler.add_request(request)
     usage = Usage()

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, cast
 from lengths import ALPACA, SHAREGPT, Lengths
 
 from octavo.config import CacheConfig, SchedulerConfig
-from octavo.core.scheduler import Scheduler
+from octavo.core.factory import make_scheduler
 from octavo.messages import EngineCoreRequest, ModelRunnerOutput, SamplingParams
 
 PLOT = Path(__file__).parents[1] / "docs" / "concepts" / "kv-waste.png"
@@ -110,7 +110,7 @@ def run_paged(lengths: list[tuple[int, int]], block_size: int) -> Iterator[Share
     cache = CacheConfig(enable_prefix_caching=False)
     object.__setattr__(cache, "block_size", block_size)  # kernels take 16 and more, the pool takes any
     num_blocks = SLOTS // block_size
-    scheduler = Scheduler(config, cache, num_blocks + 1, LONGEST)
+    scheduler = make_scheduler(config, cache, num_blocks + 1, LONGEST)
     for i, (prompt, answer) in enumerate(lengths):
         params = SamplingParams(max_tokens=answer, ignore_eos=True)
         scheduler.add_request(

@@ -27,11 +27,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from octavo.config import CacheConfig, SchedulerConfig
+from octavo.core.factory import make_scheduler
 from octavo.core.kv_cache.block import Block
 from octavo.core.kv_cache.prefix_index import Match, PrefixIndex
 from octavo.core.kv_cache.radix_index import RadixIndex
 from octavo.core.request import Request
-from octavo.core.scheduler import Scheduler
 from octavo.messages import EngineCoreRequest, ModelRunnerOutput, SamplingParams
 
 BLOCK, NUM_BLOCKS, SEATS, STEP_TOKENS = 16, 1000, 16, 512
@@ -178,7 +178,7 @@ class Run:
     def __init__(self, turns: list[Turn], index: str, overtakes: int, *, timed: bool = False) -> None:
         config = SchedulerConfig(max_num_seqs=SEATS, max_num_batched_tokens=STEP_TOKENS, longest_prefix_first=overtakes)
         cache = CacheConfig(block_size=BLOCK, prefix_index=index)  # type: ignore[arg-type]
-        self.scheduler = Scheduler(config, cache, NUM_BLOCKS, 16_384)
+        self.scheduler = make_scheduler(config, cache, NUM_BLOCKS, 16_384)
         kv = self.scheduler._kv
         self.index: PrefixIndex = kv.index
         self.timed = Timed(kv.index)

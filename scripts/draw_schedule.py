@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 
 from octavo.config import CacheConfig, SchedulerConfig
-from octavo.core.scheduler import Scheduler
+from octavo.core.factory import make_scheduler
 from octavo.messages import EngineCoreRequest, ModelRunnerOutput, SamplingParams
 
 
@@ -23,7 +23,7 @@ class Drawing:
 
     def __init__(self, names: str, *, num_blocks: int, max_num_batched_tokens: int) -> None:
         config = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=max_num_batched_tokens)
-        self.scheduler = Scheduler(config, CacheConfig(block_size=16), num_blocks, 512)
+        self.scheduler = make_scheduler(config, CacheConfig(block_size=16), num_blocks, 512)
         self.tables: dict[str, list[int]] = {}
         self.names = names.split()
         print("step  " + "".join(f"{name:>4}" for name in self.names) + "   block tables after the step was planned")
@@ -80,7 +80,7 @@ def prefix_cache() -> None:
 def paged_kv() -> None:
     """Five requests of mixed lengths in a pool of 31 usable blocks: who owns each block, and how much of it is used."""
     names, lengths = "ABCDE", ((70, 60), (20, 90), (100, 20), (9, 100), (45, 12))
-    scheduler = Scheduler(SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=256), CacheConfig(), 32, 512)
+    scheduler = make_scheduler(SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=256), CacheConfig(), 32, 512)
     for name, (prompt, answer) in zip(names, lengths):
         params = SamplingParams(max_tokens=answer)
         ids = list(range(1000 * ord(name), 1000 * ord(name) + prompt))

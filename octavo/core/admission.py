@@ -7,22 +7,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, Protocol
 
-from octavo.config import CacheConfig
-from octavo.core.kv_cache.groups import KVManager
-from octavo.core.kv_cache.pins import PinLimits
 from octavo.core.request import Request
 from octavo.exceptions import ValidationError
 from octavo.messages import EngineCoreRequest
-
-
-def pin_limits(cache: CacheConfig, num_blocks: int, longest: int) -> PinLimits:
-    """What pins may take away from ``num_blocks`` blocks, the null block included.
-
-    Beside them the longest request, which holds ``longest``, still fits, so that what can ever run can always run.
-    """
-    usable = num_blocks - 1
-    most = max(0, min(int(cache.max_pinned_share * usable), usable - longest)) if cache.enable_prefix_caching else 0
-    return PinLimits(most, min(most, int(cache.tenant_pinned_share * usable)))
 
 
 class LengthLimits:
@@ -63,19 +50,16 @@ class LengthLimits:
         return end if max_tokens is None else min(end, len(request.prompt_token_ids) + max_tokens)
 
 
-class Readiness(Protocol):
-    """What a request itself must have before it may start. One that lacks it is passed by those behind it."""
+class Requirement(Protocol):
+    """What one request must have of its own before it may start. Those behind pass a request that lacks it."""
 
-    def is_ready(self, request: Request) -> bool:
-        """Asked again for each waiting request and step; may begin to fetch what is missing. Never raises."""
+    def begin(self, running: Sequence[Request]) -> None:
+        """The scheduler begins to look for the request to start next, while these run."""
         ...
 
-
-class AlwaysReady:
-    """Nothing is ever missing."""
-
-    def is_ready(self, request: Request) -> bool:
-        return True
+    def is_met(self, request: Request) -> bool:
+        """Asked again for each waiting request and step; may begin to fetch what is missing. Never raises."""
+        ...
 
 
 class GrammarReady:
@@ -86,7 +70,10 @@ class GrammarReady:
         self._prepare = prepare
         self._missing: Future[Any] | None = None
 
-    def is_ready(self, request: Request) -> bool:
+    def begin(self, running: Sequence[Request]) -> None:
+        """It does not depend on what runs."""
+
+    def is_met(self, request: Request) -> bool:
         grammar = request.source.output.grammar
         if grammar is None:
             return True
@@ -107,19 +94,16 @@ class GrammarReady:
 
 
 class TenantSeats:
-    """At most ``max_running`` running sequences of each tenant: those beyond wait, and are passed by others.
+    """At most ``max_running`` running sequences of each tenant: those beyond wait, and are passed by others."""
 
-    ``running`` is a live list; :meth:`recount` tells that it has changed.
-    """
-
-    def __init__(self, running: Sequence[Request]) -> None:
-        self._running = running
+    def __init__(self) -> None:
+        self._running: Sequence[Request] = ()
         self._counts: Counter[str] | None = None
 
-    def recount(self) -> None:
-        self._counts = None
+    def begin(self, running: Sequence[Request]) -> None:
+        self._running, self._counts = running, None
 
-    def is_ready(self, request: Request) -> bool:
+    def is_met(self, request: Request) -> bool:
         tenant = request.source.scheduling.tenant
         if tenant.max_running is None:
             return True
@@ -131,21 +115,25 @@ class TenantSeats:
 
 
 class Deferral:
-    """What one request may lack though there is room for it. ``num_passed``: how many did, in the last search."""
+    """Passes requests that do not meet all ``requirements``. ``num_passed``: how many, in the last search."""
 
-    def __init__(self, seats: TenantSeats, readiness: Readiness) -> None:
-        self._seats, self._readiness = seats, readiness
+    def __init__(self, requirements: Sequence[Requirement]) -> None:
+        self._requirements = requirements
         self.num_passed = 0
 
-    def begin(self) -> None:
+    def begin(self, running: Sequence[Request]) -> None:
         """A search for the request to start next begins."""
         self.num_passed = 0
-        self._seats.recount()
+        for requirement in self._requirements:
+            requirement.begin(running)
 
     def is_ready(self, request: Request) -> bool:
-        ready = self._seats.is_ready(request) and self._readiness.is_ready(request)
-        self.num_passed += not ready
-        return ready
+        """Does ``request`` meet them all?"""
+        for requirement in self._requirements:
+            if not requirement.is_met(request):
+                self.num_passed += 1
+                return False
+        return True
 
 
 class AdmissionRule(Protocol):
@@ -154,24 +142,6 @@ class AdmissionRule(Protocol):
     def admits(self, request: Request, running: Sequence[Request]) -> bool:
         """May ``request`` start in this step? Asked again for each request and step; changes nothing."""
         ...
-
-
-def would_help(
-    waiting: Request,
-    running: Sequence[Request],
-    lesser: Sequence[Request],
-    rules: Sequence[AdmissionRule],
-    kv: KVManager,
-) -> bool:
-    """Does ``waiting`` lack places or blocks that it would find if ``lesser``, a part of ``running``, were gone?"""
-
-    others = [request for request in running if request not in lesser]
-    reserved = kv.num_missing(others)
-
-    def fits(left: Sequence[Request], gone: Sequence[Request]) -> bool:
-        return all(rule.admits(waiting, left) for rule in rules) and kv.would_fit(waiting, gone, reserved=reserved)
-
-    return bool(lesser) and not fits(running, ()) and fits(others, lesser)
 
 
 class MaxNumSeqs:

@@ -1,5 +1,12 @@
 """Drafts: guesses at the next tokens of one request, and whether they are worth trying. Knows no steps and no blocks.
 
+    known tokens  | ... t8 t9 |           a plan without drafts computes t9 and samples t10
+    with drafts   | ... t9 d10 d11 d12    computes all four and samples t10; if t10 is d10, t11; if t11 is d11, t12 ...
+
+The scheduler lets drafts take what a plan has left over. Blocks that were taken for wrong drafts stay in the request's
+table: its next tokens go there. A draft is no known token until the model has confirmed it, so no block of it has a
+name in the prefix cache. The worker makes the guesses.
+
 A wrong guess costs the time of a computed token. So a draft is no longer than what was right of the one before it, or
 twice as long if all of it was. And a request of whose drafts nothing was right m times in a row tries none before
 ``2 ** m`` further tokens are known (64 at most); the first right guess ends that.

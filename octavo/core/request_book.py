@@ -1,30 +1,30 @@
-"""RequestBook: every request that is not finished, and what its preemption, its children and its end mean.
+"""RequestBook: every request that is not finished, and in which list it is. It moves them, and decides nothing.
 
-For each the queue, the block tables and the worker must be told. Decides nothing about who runs.
+At each move the book tells the queue, the block tables, the worker (in the next plan) and the observers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from octavo.core.kv_cache.groups import KVManager
+from octavo.core.kv_cache.manager import Prefix
+from octavo.core.observers import Observer
 from octavo.core.policy import Policy
 from octavo.core.request import Request, RequestStatus
 from octavo.core.sample_group import Growth, SampleGroup
-from octavo.core.stats import SchedulerCounters
-from octavo.core.suspects import Suspects
-from octavo.exceptions import ValidationError
+from octavo.core.step import Scheduled
+from octavo.exceptions import InvariantError, ValidationError
 from octavo.messages import EngineCoreOutput, FinishReason, RequestFault
 
 
 class RequestBook:
     """Those that wait are in ``policy``'s queue, too."""
 
-    def __init__(self, policy: Policy, kv: KVManager, suspects: Suspects, counters: SchedulerCounters) -> None:
+    def __init__(self, policy: Policy, kv: KVManager, observers: Sequence[Observer]) -> None:
         self._policy = policy
         self._kv = kv
-        self._suspects = suspects
-        self._counters = counters
+        self._observers = observers
         self.requests: dict[str, Request] = {}
         self.owing: dict[str, SampleGroup] = {}  # by the id of an output for which there is no request (yet)
         self.running: list[Request] = []  # in order of admission
@@ -38,6 +38,18 @@ class RequestBook:
         self._policy.enqueue(request)
         self.requests[request.request_id] = request
         self.owing.update(dict.fromkeys(group.owed, group))
+        for observer in self._observers:
+            observer.queued(request)
+
+    def start(self, request: Request, prefix: Prefix, now: float) -> None:
+        """``request`` runs; ``prefix`` is in its block table."""
+        if request.scheduled_time is None:
+            reads_cache = self._kv.enable_prefix_caching and request.num_reusable_tokens > 0
+            for observer in self._observers:
+                observer.admitted(request, prefix if reads_cache else None)
+        self._policy.remove(request)
+        self.running.append(request)
+        request.start(prefix.num_tokens, now, num_external=prefix.num_external)
 
     def take_finished_ids(self) -> list[str]:
         """For the next plan: ids that the worker may forget."""
@@ -51,7 +63,8 @@ class RequestBook:
         self.finished_ids.append(victim.request_id)
         victim.preempt()
         self._policy.requeue(victim)
-        self._counters.num_preemptions += 1
+        for observer in self._observers:
+            observer.preempted(victim)
 
     def grow(self, request: Request, growth: Growth) -> Sequence[EngineCoreOutput]:
         """Do what the group of ``request`` has decided."""
@@ -112,6 +125,46 @@ class RequestBook:
             self.finished_ids.append(request.request_id)
         elif request.status is not RequestStatus.PARKED:
             self._policy.remove(request)
-        self._suspects.clear(request)
         del self.requests[request.request_id]
         request.finish()
+        for observer in self._observers:
+            observer.finished(request)
+
+    def check(self, in_flight: Iterable[Scheduled], max_num_seqs: int) -> None:
+        """Every request is in one state and one list, and its lengths are in order. Raises InvariantError.
+
+        ``in_flight``: all entries of plans whose results are not here yet.
+        """
+        waiting = list(self._policy)
+        parked = [request for request in self.requests.values() if request.status is RequestStatus.PARKED]
+        listed = [request.request_id for request in [*self.running, *waiting, *parked]]
+        if sorted(listed) != sorted(self.requests):
+            raise InvariantError(f"in some state are {sorted(listed)}, known are {sorted(self.requests)}")
+        if self.owing and not self.requests:
+            raise InvariantError(f"no request is left to give the outputs {sorted(self.owing)}")
+        if len(self.running) > max_num_seqs:
+            raise InvariantError(f"{len(self.running)} running requests, max_num_seqs {max_num_seqs}")
+        for request in self.running:
+            _check_running(request)
+        for request in waiting:
+            _check_waiting(request)
+        for request in [*self.running, *waiting]:
+            if request.num_tokens + request.num_placeholders > request.limit:
+                raise InvariantError(f"{request.request_id} has grown beyond its limit of {request.limit} tokens")
+        pending = sum(1 + len(entry.draft_token_ids) for entry in in_flight if entry.samples and entry.is_valid)
+        if pending != sum(request.num_placeholders for request in self.running):
+            raise InvariantError(f"{pending} tokens are being sampled, but requests wait for another number")
+
+
+def _check_running(request: Request) -> None:
+    known = request.num_tokens + request.num_placeholders
+    in_order = request.num_confirmed_tokens <= request.num_computed_tokens <= known
+    if request.status is not RequestStatus.RUNNING or not in_order:
+        raise InvariantError(f"{request.request_id} runs with {request.num_computed_tokens} of {known} tokens")
+
+
+def _check_waiting(request: Request) -> None:
+    if request.status is RequestStatus.RUNNING or request.num_placeholders:
+        raise InvariantError(f"{request.request_id} waits, yet it has steps in flight")
+    if request.num_computed_tokens not in (0, request.num_tokens - 1):
+        raise InvariantError(f"{request.request_id} waits with {request.num_computed_tokens} computed tokens")

@@ -7,57 +7,35 @@ executed, and their results handed back, in the order in which they were made.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-from octavo.config import CacheConfig, SchedulerConfig
-from octavo.core.admission import (
-    AdmissionRule,
-    AlwaysReady,
-    Deferral,
-    LengthLimits,
-    MaxNumSeqs,
-    Readiness,
-    TenantSeats,
-    pin_limits,
-    would_help,
-)
-from octavo.core.invariants import check_books
-from octavo.core.kv_cache.event_log import NO_EVENTS, EventLog
-from octavo.core.kv_cache.groups import make_manager
+from octavo.config import SchedulerConfig
+from octavo.core.admission import AdmissionRule, Deferral, LengthLimits, Requirement
+from octavo.core.kv_cache.groups import KVManager
 from octavo.core.kv_cache.manager import Room
-from octavo.core.kv_cache.pinning import pin_wishes
-from octavo.core.longest_prefix import by_prefix
-from octavo.core.policy import POLICIES
+from octavo.core.observers import Observer
+from octavo.core.policy import Policy
 from octavo.core.queries import CoreState, reply_to
 from octavo.core.request import Request, RequestStatus
 from octavo.core.request_book import RequestBook
 from octavo.core.sample_group import SOLO, first_request
-from octavo.core.speculation import judge_drafts, offer_drafts, plan_drafts
-from octavo.core.stats import SchedulerCounters
 from octavo.core.step import Scheduled, StepBuilder
 from octavo.core.suspects import Suspects
-from octavo.exceptions import ConfigError, InvariantError
-from octavo.kv_transfer.chain import TierChain
+from octavo.exceptions import InvariantError
 from octavo.messages import (
-    FULL,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
     FinishReason,
     KVEvent,
-    KVSpec,
     ModelRunnerOutput,
     Query,
     Reply,
     RequestFault,
     SchedulerOutput,
     SchedulerStats,
-    blocks_at_once,
-    max_tokens_that_fit,
 )
-from octavo.utils.registry import resolve
 
 
 class Scheduler:
@@ -70,53 +48,26 @@ class Scheduler:
     def __init__(
         self,
         config: SchedulerConfig,
-        cache: CacheConfig,
-        num_blocks: int,
-        max_model_len: int,
+        kv: KVManager,
+        policy: Policy,
+        limits: LengthLimits,
+        suspects: Suspects,
         *,
-        groups: Sequence[KVSpec] = (FULL,),
-        readiness: Readiness | None = None,
-        tiers: TierChain | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        rules: Sequence[AdmissionRule],
+        requirements: Sequence[Requirement],
+        observers: Sequence[Observer],
+        clock: Callable[[], float],
     ) -> None:
-        """``num_blocks`` includes the null block; ``clock`` gives seconds. Raises ConfigError if no block is usable."""
-        if num_blocks < 2:
-            raise ConfigError(f"num_blocks = {num_blocks}: must be at least 2 (one is the null block)")
-        self._config = config
-        self._clock = clock
-        longest = blocks_at_once(max_model_len, cache.block_size, groups, config.tokens_ahead)
-        self._kv = make_manager(
-            num_blocks,
-            cache.block_size,
-            groups,
-            tiers,
-            enable_prefix_caching=cache.enable_prefix_caching,
-            prefix_index=cache.prefix_index,
-            ahead=config.tokens_ahead,
-            pin_limits=pin_limits(cache, num_blocks, longest),
-            clock=clock,
-            events=EventLog(groups) if cache.kv_events.enabled else NO_EVENTS,
-        )
-        self._num_blocks = num_blocks
-        self._policy = by_prefix(
-            resolve(POLICIES[config.scheduling_policy])(config),
-            config.longest_prefix_first,
-            lambda request: self._kv.find_prefix(request).num_tokens,
-        )
-        self._limits = LengthLimits(
-            max_model_len=max_model_len,
-            max_kv_tokens=max_tokens_that_fit(num_blocks, cache.block_size, groups, config.tokens_ahead),
-            max_step_tokens=None if config.enable_chunked_prefill else config.step_tokens,
-        )
+        """:func:`octavo.core.factory.make_scheduler` makes the parts. ``clock`` gives seconds."""
+        self._config, self._clock = config, clock
+        self._kv, self._policy, self._limits = kv, policy, limits
+        self._suspects, self._rules, self._observers = suspects, rules, observers
+        self._deferral = Deferral(requirements)
         chunked = config.enable_chunked_prefill and config.long_prefill_token_threshold > 0
         self._longest_chunk = config.long_prefill_token_threshold if chunked else config.step_tokens
-        self._suspects = Suspects()
-        self._rules: list[AdmissionRule] = [MaxNumSeqs(config.max_num_seqs), self._suspects]
-        self._counters = SchedulerCounters()
-        self._book = RequestBook(self._policy, self._kv, self._suspects, self._counters)
+        self._book = RequestBook(policy, kv, observers)
         self._running = self._book.running
-        self._state = CoreState(self._kv, self._book.requests, clock)
-        self._deferral = Deferral(TenantSeats(self._running), readiness or AlwaysReady())
+        self._state = CoreState(kv, self._book.requests, clock)
         self._failed: list[EngineCoreOutput] = []
         self._in_flight: dict[int, tuple[float, list[Scheduled]]] = {}  # by step id: time of planning, contents
         self._next_step_id = 0
@@ -125,9 +76,8 @@ class Scheduler:
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request. Raises ValidationError if it can never be served or its id is in use."""
         self._limits.check(request)
-        first = first_request(request, limit=self._limits.end(request), queued_time=self._clock())
-        self._book.add(first)
-        pin_wishes(self._kv, first)
+        limit = self._limits.end(request)
+        self._book.add(first_request(request, limit=limit, queued_time=self._clock()))
 
     def schedule(self) -> SchedulerOutput:
         """Plan the next step. Every plan that is not empty must be executed, then given to ``update``.
@@ -162,7 +112,7 @@ class Scheduler:
         if step.num_preempted == 0:
             self._start(step)
         if len(step) <= self._config.most_speculating:
-            plan_drafts(step, self._kv, self._policy)
+            self._plan_drafts(step)
 
         plan = step.build(self._book.take_finished_ids(), self._kv.take_moves(step.step_id))
         if plan.num_scheduled_tokens:
@@ -177,7 +127,7 @@ class Scheduler:
         is not shared yet.
         """
         while True:
-            self._deferral.begin()
+            self._deferral.begin(self._running)
             waiting = self._policy.peek(self._deferral.is_ready)
             if waiting is None or (urgently and not self._policy.goes_first(waiting, self._running)):
                 break
@@ -205,12 +155,23 @@ class Scheduler:
         It may have started in this very step: while it did, ``waiting`` lacked a grammar, or a seat of its tenant's.
         """
         lesser = self._policy.displaced(waiting, self._running)
-        if not would_help(waiting, self._running, lesser, self._rules, self._kv):
+        if not lesser or not self._would_help(waiting, lesser):
             return False
         victim = self._policy.victim(lesser)
         self._kv.swap_out(victim, step.remove(victim).copies)
         self._book.preempt(victim)
         return True
+
+    def _would_help(self, waiting: Request, lesser: Sequence[Request]) -> bool:
+        """Does ``waiting`` lack places or blocks that it would find if ``lesser`` of the running ones were gone?"""
+        others = [request for request in self._running if request not in lesser]
+        reserved = self._kv.num_missing(others)
+
+        def fits(left: Sequence[Request], gone: Sequence[Request]) -> bool:
+            admitted = all(rule.admits(waiting, left) for rule in self._rules)
+            return admitted and self._kv.would_fit(waiting, gone, reserved=reserved)
+
+        return not fits(self._running, ()) and fits(others, lesser)
 
     def _plan(self, request: Request, num_behind: int, step: StepBuilder) -> None:
         """Give a running request its part of the step; ``num_behind`` others still want a token of it."""
@@ -275,18 +236,7 @@ class Scheduler:
                 and self._kv.reclaim(request, self._book.requests.values())
                 and self._admit(request, step, kept)
             )
-        if request.scheduled_time is None:
-            self._counters.admitted_ids.append(request.request_id)
-            looked_up = self._kv.enable_prefix_caching and request.num_reusable_tokens > 0
-            if looked_up:
-                self._counters.count_lookup(request.num_prompt_tokens, prefix.num_local, prefix.num_external)
-            if request.source.cache.wants_report:
-                request.note_cache(
-                    miss=self._kv.cache.misses.explain(request, prefix.num_tokens if looked_up else None)
-                )
-        self._policy.remove(request)
-        self._running.append(request)
-        request.start(prefix.num_tokens, self._clock(), num_external=prefix.num_external)
+        self._book.start(request, prefix, self._clock())
         step.add(request, num_tokens, room, is_new=True)
         return True
 
@@ -319,7 +269,7 @@ class Scheduler:
                 raise
             except Exception as raised:
                 outputs += self._book.fail(entry.request.request_id, RequestFault.of(raised, "taking in its token"))
-        offer_drafts(result, self._book.requests)
+        self._offer_drafts(result)
         stats = self.stats(plan.total_num_scheduled_tokens, seconds)
         return EngineCoreOutputs(outputs=outputs, timestamp=now, stats=stats)
 
@@ -344,13 +294,49 @@ class Scheduler:
         request.num_placeholders -= 1
         self._suspects.clear(request)
         if entry.draft_token_ids:
-            judge_drafts(entry, result, self._policy, self._counters)
+            self._judge_drafts(entry, result)
         if request.sample_group is not SOLO:
             return self._book.grow(request, request.sample_group.advance(request, result, prompt_logprobs))
         output = request.append_sampled(result, prompt_logprobs)
         if output.finish_reason is not None:
             self._book.finish(request)
         return (output,)
+
+    # ---- drafts
+
+    def _plan_drafts(self, step: StepBuilder) -> None:
+        """Let the requests that are sampled try their drafts, in order, in the tokens and blocks that the step leaves.
+
+        No draft goes beyond the last possible token of its request, and no request gives way to a draft.
+        """
+        for entry in step.scheduled:
+            request = entry.request
+            if not entry.samples or entry.end != request.num_tokens:
+                continue  # its last known token is not computed, or is not its last one: steps in flight sample others
+            most = min(step.tokens_left, request.limit - request.num_tokens - 1)
+            drafts = request.drafts.after(request.num_tokens, most)
+            if drafts and (room := self._kv.extend(request, len(drafts))) is not None:
+                step.speculate(entry, drafts, room)
+                self._policy.served(request, len(drafts))
+
+    def _judge_drafts(self, entry: Scheduled, result: ModelRunnerOutput) -> None:
+        """Take back what ``entry``, which tried drafts, computed of wrong ones. Before its tokens are appended."""
+        request, num_tried = entry.request, len(entry.draft_token_ids)
+        num_right = len(result.sampled_token_ids[request.request_id]) - 1
+        request.retract(num_tried - num_right)
+        request.drafts.judge(request.num_tokens, num_tried, num_right)
+        self._policy.served(request, num_right)
+        for observer in self._observers:
+            observer.drafted(request, num_tried, num_right)
+
+    def _offer_drafts(self, result: ModelRunnerOutput) -> None:
+        """Keep what ``result`` guesses of running requests for the next plan. After its tokens are appended."""
+        for request_id, token_ids in result.draft_token_ids.items():
+            request = self._book.requests.get(request_id)
+            if request is not None and request.status is RequestStatus.RUNNING:
+                request.drafts.offer(token_ids, request.num_tokens)
+
+    # ---- ends
 
     def abort(self, request_ids: Iterable[str]) -> list[EngineCoreOutput]:
         """End requests on behalf of the front end, at once; ids that are not here (any more) are ignored."""
@@ -394,17 +380,20 @@ class Scheduler:
 
     def stats(self, iteration_tokens: int = 0, step_seconds: float = 0.0) -> SchedulerStats:
         """The state now, after a step of so many tokens; counters start again at zero."""
+        observed: dict[str, Any] = {}
+        for observer in self._observers:
+            observed |= observer.take_stats()
         return SchedulerStats(
             num_running=len(self._running),
             num_waiting=len(self._policy),
             kv_cache_usage=self._kv.pool.usage,
             kv_cache_pinned=self._kv.cache.pins.usage,
-            num_blocks=self._num_blocks,
+            num_blocks=len(self._kv.pool.blocks),
             iteration_tokens=iteration_tokens,
             step_seconds=step_seconds,
             num_deferred=self._deferral.num_passed,
             kv_tiers=self._kv.tiers.stats(),
-            **self._counters.take(),
+            **observed,
         )
 
     def ask(self, query: Query[Any]) -> Reply:
@@ -427,11 +416,5 @@ class Scheduler:
     def check_invariants(self) -> None:
         """Raises InvariantError, naming the contradiction. Walks all blocks: milliseconds, so meant for idle times."""
         self._kv.check_invariants([request for request in self._book.requests.values() if request.holds_blocks])
-        check_books(
-            self._book.requests,
-            self._running,
-            list(self._policy),
-            owed=self._book.owing,
-            in_flight=[entry for _, step in self._in_flight.values() for entry in step],
-            max_num_seqs=self._config.max_num_seqs,
-        )
+        in_flight = (entry for _, step in self._in_flight.values() for entry in step)
+        self._book.check(in_flight, self._config.max_num_seqs)

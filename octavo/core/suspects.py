@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from octavo.core.observers import Observer
 from octavo.core.request import Request
 
 
-class Suspects:
+class Suspects(Observer):
     """The ids of suspects. An AdmissionRule: it admits no suspect while another one runs."""
 
     def __init__(self) -> None:
@@ -29,5 +30,8 @@ class Suspects:
         self._ids.update(request.request_id for request in requests)
 
     def clear(self, request: Request) -> None:
-        """The request got a token, or is gone."""
+        """The request got a token."""
+        self._ids.discard(request.request_id)
+
+    def finished(self, request: Request) -> None:
         self._ids.discard(request.request_id)

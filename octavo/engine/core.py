@@ -21,7 +21,7 @@ import msgspec
 
 from octavo.config import EngineConfig
 from octavo.core.admission import GrammarReady
-from octavo.core.scheduler import Scheduler
+from octavo.core.factory import make_scheduler
 from octavo.engine.kv_events import make_publisher
 from octavo.exceptions import EngineDeadError
 from octavo.executor.base import Executor
@@ -111,13 +111,13 @@ class EngineCore:
         self._executor.initialize_kv_cache(memory)
         clock.end()
         self._grammars = GrammarReady(self._executor.prepare_grammar)
-        self._scheduler = Scheduler(
+        self._scheduler = make_scheduler(
             config.scheduler,
             config.cache,
             memory.num_blocks,
             memory.max_model_len,
             groups=memory.kv.groups,
-            readiness=self._grammars,
+            requirements=[self._grammars],
             tiers=make_planner(config.cache, self._executor.open_kv_tiers()),
         )
         self.info = EngineInfo(

@@ -18,9 +18,9 @@ from itertools import product
 from typing import Any, Literal, NamedTuple
 
 from octavo.config import CacheConfig, SchedulerConfig, SpeculativeConfig
+from octavo.core.factory import make_scheduler
 from octavo.core.longest_prefix import by_prefix
 from octavo.core.policy import Policy
-from octavo.core.scheduler import Scheduler
 from octavo.kv_transfer.chain import TierChain
 from octavo.messages import (
     CacheOptions,
@@ -438,7 +438,7 @@ class Loop:
             config = dataclasses.replace(config, speculative_config=speculative)
         else:
             config = dataclasses.replace(config, pipeline_depth=depth)
-        self.scheduler = Scheduler(
+        self.scheduler = make_scheduler(
             config, cache, num_blocks, max_model_len, groups=kv_specs(windows), tiers=tiers, clock=clock
         )
         if policy is not None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from octavo.config import SchedulerConfig
-from octavo.core.admission import pin_limits
+from octavo.core.factory import pin_limits
 from octavo.core.kv_cache.pins import PinLimits
 from octavo.messages import (
     Answer,

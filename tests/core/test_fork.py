@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from octavo.config import SchedulerConfig
-from octavo.core.scheduler import Scheduler
+from octavo.core.factory import make_scheduler
 from octavo.exceptions import ValidationError
 from octavo.messages import FinishReason, ModelRunnerOutput, SchedulerOutput
 from tests.core.checking_worker import Loop, cache_config, expected_output, make_request
@@ -195,7 +195,7 @@ def test_prompt_logprobs_come_once() -> None:
 
 
 def test_names_of_samples_are_in_use() -> None:
-    scheduler = Scheduler(SchedulerConfig(), cache_config(4), 40, 60)
+    scheduler = make_scheduler(SchedulerConfig(), cache_config(4), 40, 60)
     scheduler.add_request(make_request("r", PROMPT, n=3))
     for name in ("r.0", "r.2"):
         with pytest.raises(ValidationError, match="in use"):

@@ -8,6 +8,7 @@ import msgspec
 
 from octavo.config import SchedulerConfig
 from octavo.core.admission import GrammarReady
+from octavo.core.factory import make_scheduler
 from octavo.core.scheduler import Scheduler
 from octavo.messages import EngineCoreRequest, OutputOptions
 from tests.core.checking_worker import cache_config, make_request
@@ -29,7 +30,7 @@ def constrained(request_id: str, grammar: str, **fields: int) -> EngineCoreReque
 
 def make(compiler: Compiler, **options: int) -> tuple[Scheduler, GrammarReady]:
     readiness = GrammarReady(compiler.prepare)
-    return Scheduler(SchedulerConfig(**options), cache_config(4), 100, 1000, readiness=readiness), readiness
+    return make_scheduler(SchedulerConfig(**options), cache_config(4), 100, 1000, requirements=[readiness]), readiness
 
 
 def test_those_behind_go_first_and_nobody_is_lost() -> None:
@@ -98,6 +99,6 @@ def test_a_compiler_that_raises_blocks_nobody() -> None:
     def broken(grammar: str) -> Future[object]:
         raise RuntimeError("no")
 
-    scheduler = Scheduler(SchedulerConfig(), cache_config(4), 100, 1000, readiness=GrammarReady(broken))
+    scheduler = make_scheduler(SchedulerConfig(), cache_config(4), 100, 1000, requirements=[GrammarReady(broken)])
     scheduler.add_request(constrained("a", "A"))
     assert list(scheduler.schedule().num_scheduled_tokens) == ["a"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from octavo.config import SchedulerConfig
+from octavo.core.factory import make_scheduler
 from octavo.core.kv_cache.manager import Room
 from octavo.core.request import Request
 from octavo.core.sample_group import SOLO
@@ -24,7 +25,7 @@ from tests.core.policies import ByPriority, SortedByPriority
 
 
 def small(*, num_blocks: int = 100, max_model_len: int = 1000, block_size: int = 4, **options: int | bool) -> Scheduler:
-    return Scheduler(SchedulerConfig(**options), cache_config(block_size), num_blocks, max_model_len)
+    return make_scheduler(SchedulerConfig(**options), cache_config(block_size), num_blocks, max_model_len)
 
 
 def answer(plan: SchedulerOutput, token_id: int = 9, *request_ids: str) -> ModelRunnerOutput:
@@ -333,7 +334,7 @@ def test_misuse_is_named() -> None:
 
 def test_stats_and_times() -> None:
     now = iter(range(100))
-    scheduler = Scheduler(SchedulerConfig(), cache_config(4), 11, 100, clock=lambda: float(next(now)))
+    scheduler = make_scheduler(SchedulerConfig(), cache_config(4), 11, 100, clock=lambda: float(next(now)))
     scheduler.add_request(make_request("a", [1] * 6))
     plan = scheduler.schedule()
     update = scheduler.update(plan, answer(plan))

@@ -6,6 +6,7 @@ import dataclasses
 
 from octavo.config import SchedulerConfig, SpeculativeConfig
 from octavo.core.drafts import Drafts
+from octavo.core.factory import make_scheduler
 from octavo.core.scheduler import Scheduler
 from octavo.messages import ModelRunnerOutput, SchedulerOutput
 from tests.core.checking_worker import cache_config, make_request
@@ -15,8 +16,8 @@ CONFIG = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=12, speculative_
 GUESS = [7, 7, 7, 7]
 
 
-def make_scheduler(num_blocks: int = 100, **changes: object) -> Scheduler:
-    return Scheduler(dataclasses.replace(CONFIG, **changes), cache_config(4), num_blocks, 1000)
+def speculating(num_blocks: int = 100, **changes: object) -> Scheduler:
+    return make_scheduler(dataclasses.replace(CONFIG, **changes), cache_config(4), num_blocks, 1000)
 
 
 def answer(scheduler: Scheduler, plan: SchedulerOutput, *sampled: list[int]) -> None:
@@ -45,7 +46,7 @@ def test_drafts_are_as_long_as_the_last_ones_were_right() -> None:
 
 
 def test_a_step_computes_the_last_token_and_its_drafts() -> None:
-    scheduler = make_scheduler()
+    scheduler = speculating()
     scheduler.add_request(make_request("r", [1, 2, 3], max_tokens=20))
     answer(scheduler, scheduler.schedule(), [4])
     plan = scheduler.schedule()
@@ -63,7 +64,7 @@ def test_a_step_computes_the_last_token_and_its_drafts() -> None:
 
 
 def test_prompts_come_before_drafts() -> None:
-    scheduler = make_scheduler()
+    scheduler = speculating()
     scheduler.add_request(make_request("r", [1, 2, 3]))
     answer(scheduler, scheduler.schedule(), [4])
     scheduler.add_request(make_request("s", [5] * 9))
@@ -74,7 +75,7 @@ def test_prompts_come_before_drafts() -> None:
 
 def test_nobody_gives_way_for_a_draft() -> None:
     """Of five blocks each request has two, and one is left."""
-    scheduler = make_scheduler(num_blocks=6)
+    scheduler = speculating(num_blocks=6)
     for name in "rs":
         scheduler.add_request(make_request(name, [ord(name)] * 6, max_tokens=8))
     answer(scheduler, scheduler.schedule(), [4], [4])
@@ -85,7 +86,7 @@ def test_nobody_gives_way_for_a_draft() -> None:
 
 
 def test_a_draft_ends_where_its_request_does() -> None:
-    scheduler = make_scheduler()
+    scheduler = speculating()
     scheduler.add_request(make_request("r", [1, 2, 3], max_tokens=4))
     answer(scheduler, scheduler.schedule(), [4])
     plan = scheduler.schedule()
@@ -95,7 +96,7 @@ def test_a_draft_ends_where_its_request_does() -> None:
 
 
 def test_what_follows_a_stop_is_dropped() -> None:
-    scheduler = make_scheduler()
+    scheduler = speculating()
     scheduler.add_request(make_request("r", [1, 2, 3], stop_token_ids=[7]))
     answer(scheduler, scheduler.schedule(), [4])
     plan = scheduler.schedule()
@@ -106,7 +107,7 @@ def test_what_follows_a_stop_is_dropped() -> None:
 
 
 def test_large_steps_try_none() -> None:
-    scheduler = make_scheduler()
+    scheduler = speculating()
     for name in "rst":
         scheduler.add_request(make_request(name, [1, 2, ord(name)]))
     answer(scheduler, scheduler.schedule(), [4], [4], [4])
@@ -119,7 +120,7 @@ def test_large_steps_try_none() -> None:
 
 def test_drafts_of_an_older_step_are_not_tried() -> None:
     """Two steps in flight: the drafts of the first one are behind a token that the second one has moved on from."""
-    scheduler = make_scheduler()
+    scheduler = speculating()
     scheduler.add_request(make_request("r", [1, 2, 3], max_tokens=20))
     first, second = scheduler.schedule(), scheduler.schedule()
     assert second.num_scheduled_tokens == {"r": 1}
@@ -135,7 +136,7 @@ def test_drafts_of_an_older_step_are_not_tried() -> None:
 
 
 def test_the_report_counts_by_place() -> None:
-    scheduler = make_scheduler()
+    scheduler = speculating()
     for name in "rs":
         scheduler.add_request(make_request(name, [1, 2, ord(name)], max_tokens=20))
     answer(scheduler, scheduler.schedule(), [4], [4])

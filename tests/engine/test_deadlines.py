@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from octavo.config import QueueConfig, SchedulerConfig, TenantTable
-from octavo.core.scheduler import Scheduler
+from octavo.core.factory import make_scheduler
 from octavo.engine.async_llm import AsyncLLM
 from octavo.engine.deadlines import Deadlines
 from octavo.engine.tenants import Tenants
@@ -149,7 +149,7 @@ def test_a_hopeless_request_is_refused_at_the_door() -> None:
 
 def test_the_scheduler_does_not_start_what_is_late() -> None:
     now = [100.0]
-    scheduler = Scheduler(SchedulerConfig(max_num_seqs=1), cache_config(4), 20, 100, clock=lambda: now[0])
+    scheduler = make_scheduler(SchedulerConfig(max_num_seqs=1), cache_config(4), 20, 100, clock=lambda: now[0])
     for name, deadline in (("first", 500.0), ("late", 101.0), ("next", None)):
         scheduler.add_request(
             msgspec.structs.replace(make_request(name, [1, 2]), scheduling=SchedulingOptions(timeout=deadline))
