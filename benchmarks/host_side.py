@@ -170,6 +170,7 @@ class ReadyCore:
     PACE = 0.004
     error = None
     pid = 0
+    owes_since = None
 
     def __init__(self) -> None:
         import msgspec
@@ -209,6 +210,9 @@ class ReadyCore:
         step = EngineCoreOutputs(outputs=outputs, timestamp=time.monotonic(), stats=stats)
         return self._decoder.decode(self._encoder.encode(Message(outputs=step))).outputs
 
+    def expect_answer(self) -> None:
+        pass
+
     async def shutdown(self) -> None:
         pass
 
@@ -227,7 +231,7 @@ async def serve_ready_core(args: argparse.Namespace) -> None:
     config = resolve_engine_config(engine_config_from_kwargs(model=args.model), None)
     info = EngineInfo(max_model_len=2048, vocab_size=49152, num_blocks=9000, block_size=16, kv_cache_bytes=0)
     client: Any = ReadyCore()
-    engine = AsyncLLM(config, client, load_tokenizer(config.model.model), info)
+    engine = AsyncLLM(config, [client], load_tokenizer(config.model.model), info)
     state = ServerState([ServedModel(args.model, engine)])
     options: dict[str, Any] = {"log_config": None, "access_log": False, "lifespan": "off", "ws": "none", "port": 0}
     http = uvicorn.Server(uvicorn.Config(build_app(state), **options))

@@ -1,10 +1,9 @@
 """AsyncLLM: the engine for servers. The engine core runs in its own process; this side speaks text.
 
-    generate() -> InputProcessor -> Gate -> AsyncCoreClient ~~> core process
-    stream     <- OutputCollector <- OutputProcessor <- _pump() <~~ core process
+    generate() -> InputProcessor -> WaitingRoom -> LiveRequest -> CorePool ~~> core process
+    stream     <- OutputCollector <- OutputProcessor <- _on_outputs() <- CorePool <~~ core process
 
-When the core dies, the supervisor starts another one; what becomes of its requests is in ``recovery``. Knows nothing of
-HTTP.
+Knows nothing of HTTP, and of cores only what the pool says.
 """
 
 from __future__ import annotations
@@ -21,23 +20,21 @@ import msgspec
 
 from octavo.config import EngineConfig, TenantTable
 from octavo.engine.core_client import AsyncCoreClient
+from octavo.engine.core_pool import CorePool, FrontEnd
 from octavo.engine.deadlines import Deadlines
-from octavo.engine.gate import Gate
 from octavo.engine.input_processor import InputProcessor
 from octavo.engine.live_request import LiveRequest
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.outputs import RequestOutput
 from octavo.engine.prompts import Prompt, parse_prompt
-from octavo.engine.recovery import Recovery
-from octavo.engine.supervisor import Supervisor
 from octavo.engine.tenants import Tenants
 from octavo.engine.waiting_room import Load, Place, WaitingRoom
 from octavo.exceptions import (
+    ConfigError,
     EngineDeadError,
     OctavoError,
     OverloadedError,
     QueueTimeError,
-    RequestError,
     ValidationError,
 )
 from octavo.messages import (
@@ -50,7 +47,6 @@ from octavo.messages import (
     Query,
     RequestFault,
     SamplingParams,
-    SchedulerStats,
     SchedulingOptions,
 )
 from octavo.metrics.prometheus import EngineMetrics
@@ -74,10 +70,6 @@ def _ready_tokenizer(path: str) -> Tokenizer:
     return tokenizer
 
 
-def _is_past(deadline: float | None) -> bool:
-    return deadline is not None and time.monotonic() >= deadline
-
-
 class AsyncLLM:
     """Streams of tokens for many callers at once, on one event loop. Made by :meth:`create`.
 
@@ -89,14 +81,15 @@ class AsyncLLM:
     def __init__(
         self,
         config: EngineConfig,
-        client: AsyncCoreClient,
+        clients: Sequence[AsyncCoreClient],
         tokenizer: Tokenizer,
         info: EngineInfo,
         tenants: TenantTable | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``clients`` hold cores that are ready, all with this ``info``. ``clock``: seconds, as in arrival times."""
         self.info = info
         self.tokenizer = tokenizer
-        self.num_running = self._told_waiting = 0
         name = config.model.served_model_name or os.path.basename(config.model.model)
         cache_info = {
             "block_size": str(info.block_size),
@@ -104,29 +97,26 @@ class AsyncLLM:
             "enable_prefix_caching": str(config.cache.enable_prefix_caching),
             "kv_cache_memory_bytes": str(info.kv_cache_bytes),
         }
-        self._supervisor = Supervisor(config, client, info)
-        self._live: dict[LiveRequest, None] = {}  # those whose streams are open, in order of arrival
-        self._recovery = Recovery(config.supervisor, self._live.keys(), self._end)
-        self._gate = Gate(self._submit, self._recovery.release)
+        self._clock = clock
+        self._live: dict[LiveRequest, None] = {}  # those whose streams are open
+        front = FrontEnd(self._on_outputs, self._end, self._on_death, self._on_restart)
+        self._pool = CorePool(config, clients, info, front, clock)
         self._restart_wait = config.supervisor.core_restart_wait
-        self._gone: asyncio.Future[EngineDeadError] = asyncio.get_running_loop().create_future()
-        self._input = InputProcessor(tokenizer, info, config)
+        self._input = InputProcessor(tokenizer, info, config, clock)
         self._checks = CheckQueue(self._input.grammars)
-        self._output = OutputProcessor(tokenizer)
+        self._output = OutputProcessor(tokenizer, clock)
         self._stream_interval = config.sampling.stream_interval
-        self._rate = ServiceRate()
-        self._tenants = Tenants(tenants or TenantTable())
+        self._rate = ServiceRate(len(clients))
+        self._tenants = Tenants(tenants or TenantTable(), clock)
         self.metrics = EngineMetrics(name, info.max_model_len, cache_info, tenants=self._tenants.labels)
-        self._deadlines = Deadlines(config.queue)
-        self._room = WaitingRoom(
-            config.queue, config.scheduler.max_num_seqs, self._rate, self._tenants, self._count_refusal
-        )
+        self._deadlines = Deadlines(config.queue, clock)
+        seats = len(clients) * config.scheduler.max_num_seqs
+        self._room = WaitingRoom(config.queue, seats, self._rate, self._tenants, self._count_refusal)
         self._numbers = itertools.count()
         self._closing = False
         self._drained = asyncio.Event()
-        self._throughput = ThroughputLog()
-        work = (self._pump(), self._log(), self._supervisor.watch())
-        self._tasks = [asyncio.create_task(one) for one in work]
+        self._throughput = ThroughputLog(clock=clock)
+        self._logging = asyncio.create_task(self._log())
 
     @classmethod
     async def create(
@@ -135,19 +125,24 @@ class AsyncLLM:
         on_phase: Callable[[str], None] | None = None,
         *,
         tenants: TenantTable | None = None,
+        num_cores: int = 1,
     ) -> AsyncLLM:
-        """Start the core process for a resolved ``config`` (local model path) and wait until it is ready.
+        """Start the core processes for a resolved ``config`` (local model path) and wait until they are ready.
 
         ``on_phase`` is called with the name of each start-up phase as it begins, on the event loop. The tokenizer is
-        read meanwhile. Raises ModelError, ConfigError or EngineDeadError.
+        read meanwhile. Several cores need ``kv_cache_memory``, which each of them takes: free memory would go to the
+        first. Raises ModelError, ConfigError or EngineDeadError.
         """
-        client = AsyncCoreClient(config)
+        if num_cores > 1 and config.cache.kv_cache_memory is None:
+            raise ConfigError(f"{num_cores} engine cores share the memory: kv_cache_memory must say what each takes")
+        clients = [AsyncCoreClient(config) for _ in range(num_cores)]
         try:
             reading = asyncio.to_thread(_ready_tokenizer, config.model.model)
-            tokenizer, info = await asyncio.gather(reading, client.ready(on_phase))
-            return cls(config, client, tokenizer, info, tenants)
+            ready = [client.ready(None if number else on_phase) for number, client in enumerate(clients)]
+            tokenizer, infos = await asyncio.gather(reading, asyncio.gather(*ready))
+            return cls(config, clients, tokenizer, infos[0], tenants)
         except BaseException:
-            await client.shutdown()
+            await asyncio.gather(*(client.shutdown() for client in clients))
             raise
 
     # ---- requests
@@ -225,7 +220,7 @@ class AsyncLLM:
         request = self._input.process(
             parsed.prompt, sampling_params, scheduling=scheduling, cache=cache, arrival_time=arrival_time
         )
-        self._recovery.quarantine.check(request)
+        self._pool.quarantine.check(request)
         external_id = request_id if request_id is not None else f"request-{next(self._numbers)}"
         if place is None:
             (place,) = self.reserve([request.prompt_token_ids], [request.sampling_params], scheduling)
@@ -248,34 +243,28 @@ class AsyncLLM:
         live.timers = self._deadlines.watch(live, self._give_up)
         try:
             self._output.add(live)
-            self._gate.enter(live)
+            self._pool.submit(live)
             while not live.finished or live.collector:
                 output = await live.collector.get()
                 for completion in output.outputs:
-                    if completion.finish_reason == FinishReason.ABORT and _is_past(request.deadline):
+                    if completion.finish_reason == FinishReason.ABORT and self._is_past(request.deadline):
                         timeout = request.scheduling.timeout or 0.0
                         raise self._noted(live, self._deadlines.late(timeout, live.waits))
                     if completion.finish_reason == FinishReason.ERROR:
                         fault = completion.fault or RequestFault("")
                         raise fault.exception(str(completion.stop_reason))
                 if output.finished and FinishReason.ABORT not in [one.finish_reason for one in output.outputs]:
-                    self._recovery.quarantine.clear(request)
+                    self._pool.quarantine.clear(request)
                 yield output
         finally:
             self._abort(live)
-            self._gate.leave(live)
             live.close()
             del self._live[live]
             if not self._live:
                 self._drained.set()
 
-    def _submit(self, live: LiveRequest) -> None:
-        """Hand a request to the core; one that cannot be sent ends alone."""
-        try:
-            self._client.submit(live.to_submit())
-            live.times_submitted += 1
-        except Exception as error:
-            self._end(live, RequestError, RequestFault.of(error, "sending it to the engine core"))
+    def _is_past(self, deadline: float | None) -> bool:
+        return deadline is not None and self._clock() >= deadline
 
     def _end(self, live: LiveRequest, kind: type[OctavoError], fault: RequestFault) -> None:
         """End a request on this side: its stream raises ``kind``."""
@@ -304,7 +293,7 @@ class AsyncLLM:
     def _abort(self, live: LiveRequest) -> None:
         """End what still runs of a request, here and in the core."""
         if not live.finished:
-            self._client.submit(abort_ids=live.core_ids)
+            self._pool.abort(live)
             self._note(self._output.end(live, FinishReason.ABORT))
 
     async def abort(self, request_id: str) -> None:
@@ -316,86 +305,49 @@ class AsyncLLM:
     async def ask(self, query: Query[Answer]) -> Answer:
         """Have the core handle ``query`` between two steps. Raises ValidationError or EngineDeadError."""
         self._check_alive()
-        return await self._client.ask(query)
+        return await self._pool.ask(query)
+
+    @property
+    def num_running(self) -> int:
+        return self._pool.num_running
 
     @property
     def num_waiting(self) -> int:
         known = len(self._output)
-        return max(known - self.num_running, min(self._told_waiting, known))
+        return max(known - self.num_running, min(self._pool.num_waiting, known))
 
     @property
     def num_active(self) -> int:
         return len(self._live)
 
     @property
-    def core_pid(self) -> int:
-        """Process id of the engine core."""
-        return self._client.pid
+    def core_pids(self) -> list[int]:
+        """Process ids of the engine cores."""
+        return self._pool.pids
 
-    # ---- from the core
+    # ---- from the pool
 
-    @property
-    def _client(self) -> AsyncCoreClient:
-        return self._supervisor.client
-
-    async def _pump(self) -> None:
-        """Take in the core's messages, and its deaths; when there will be no other core, tell everybody who waits."""
-        try:
-            while True:
-                try:
-                    outputs = await self._client.outputs()
-                except EngineDeadError as death:
-                    await self._recover(death)
-                else:
-                    self._take(outputs)
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:
-            dead = error if isinstance(error, EngineDeadError) else EngineDeadError(f"the front end failed: {error!r}")
-            if dead is not error:
-                logger.error("%s", dead, exc_info=error)
-            self._supervisor.failure = dead
-            self.num_running = self._told_waiting = 0
-            self._recovery.end_all(EngineDeadError, RequestFault(str(dead)))
-            self._gone.set_result(dead)
-
-    def _take(self, outputs: EngineCoreOutputs) -> None:
+    def _on_outputs(self, outputs: EngineCoreOutputs) -> Sequence[str]:
+        """Take in what a core has computed; ids of its sequences that it must abort. Never raises."""
         if outputs.stats is not None:
+            self._room.num_running = self._pool.num_seats
             self._output.begun(outputs.stats.admitted_ids)
         processed = self._output.process(outputs)
-        if processed.abort_ids:
-            self._client.submit(abort_ids=processed.abort_ids)
-        if len(self._output):
-            self._client.expect_answer()
-        if outputs.stats is not None:
-            self.num_running = self._room.num_running = outputs.stats.num_running
-            self._told_waiting = outputs.stats.num_waiting
         self._rate.record(outputs, processed.iteration)
         for name, (prompt_tokens, output_tokens) in processed.iteration.tenant_tokens.items():
             self._tenants.use(name, output_tokens)
             self.metrics.count_tenant(self._tenants.label(name), prompt_tokens, output_tokens)
         self.metrics.record(outputs.stats, processed.iteration)
         self._throughput.record(outputs.stats, processed.iteration)
-        admitted = outputs.stats.admitted_ids if outputs.stats is not None else ()
-        self._gate.heard([output.request_id for output in outputs.outputs], admitted)
+        return processed.abort_ids
 
-    async def _recover(self, death: EngineDeadError) -> None:
-        """Put another core in the place of the dead one. Raises EngineDeadError if there is to be none."""
-        suspect = self._gate.on_trial
-        self._gate.close()
-        again = self._recovery.sort_out(death, suspect)
-        if self._closing and not self._recovery.unfinished:
-            raise death
-        self.num_running = self._told_waiting = 0
-        self._room.num_running = max(0, len(self._output) - self._room.num_seqs)  # they get their seats back
-        self._throughput.record(SchedulerStats(), IterationStats())
-        patience = asyncio.get_running_loop().call_later(self._restart_wait, self._recovery.refuse_waiting)
-        try:
-            await self._supervisor.replace(death)
-        finally:
-            patience.cancel()
-        self.metrics.count_restart(self.num_waiting)
-        self._gate.open(again)
+    def _on_death(self) -> None:
+        self._room.num_running = self._pool.num_seats
+        self._throughput.record(self._pool.stats, IterationStats())
+
+    def _on_restart(self) -> None:
+        self.metrics.count_restart()
+        self.metrics.record(self._pool.stats, IterationStats())
 
     def _note(self, iteration: IterationStats) -> None:
         self.metrics.record(None, iteration)
@@ -416,15 +368,15 @@ class AsyncLLM:
     def _check_alive(self) -> None:
         if self._closing:
             raise EngineDeadError("the engine is shutting down")
-        self._supervisor.check(patience=self._restart_wait)
+        self._pool.check(patience=self._restart_wait)
 
     async def check_health(self) -> None:
         """Raises EngineDeadError if the core is gone, EngineRestartingError if only for now."""
-        self._supervisor.check()
+        self._pool.check()
 
     async def gone(self) -> EngineDeadError:
         """Why there is no engine core any more; waits for that moment, which an orderly shutdown never brings."""
-        return await asyncio.shield(self._gone)
+        return await self._pool.gone()
 
     async def shutdown(self, drain_seconds: float = 0.0, *, now: bool = False) -> None:
         """Refuse new requests, give running ones ``drain_seconds``, end the rest and the process. Idempotent.
@@ -433,16 +385,13 @@ class AsyncLLM:
         A second call while the first one drains does not wait for it; ``now`` does not wait for the core's step either.
         """
         self._closing = True
-        if self._live and self._supervisor.failure is None and drain_seconds > 0:
+        self._pool.close()
+        if self._live and not self._pool.is_dead and drain_seconds > 0:
             self._drained.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._drained.wait(), drain_seconds)
-        self._recovery.end_all(EngineDeadError, RequestFault("the server is shutting down; please ask again"))
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.wait(self._tasks)
+        self._pool.end_all(EngineDeadError, RequestFault("the server is shutting down; please ask again"))
+        self._logging.cancel()
         self._checks.close()
         self._input.grammars.close()
-        if now:
-            self._client.kill("the engine is shut down")
-        await self._client.shutdown()
+        await self._pool.shutdown(now=now)

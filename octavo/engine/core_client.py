@@ -85,11 +85,12 @@ class AsyncCoreClient:
     """The core in a child process, from the side of one event loop.
 
     Requests and aborts of one turn of the loop travel as one message. The death of the process is noticed by waiting
-    for it, not by asking. ``owes_since``: since when (``time.monotonic()``) a core that has work has been silent.
+    for it, not by asking. ``owes_since``: since when, in seconds of ``clock``, a core that has work has been silent.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
         """Start the process, and return at once; :meth:`ready` waits for it. Needs a running event loop."""
+        self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Message)
@@ -191,7 +192,7 @@ class AsyncCoreClient:
             if message.outputs is not None:
                 stats = message.outputs.stats
                 idle = stats is not None and stats.num_running == stats.num_waiting == 0
-                self.owes_since = None if idle else time.monotonic()
+                self.owes_since = None if idle else self._clock()
                 return message.outputs
             if message.reply is not None:
                 reply = self._replies.pop(message.reply.number)
@@ -247,7 +248,7 @@ class AsyncCoreClient:
     def expect_answer(self) -> None:
         """The core has work, whatever it said last."""
         if self.owes_since is None:
-            self.owes_since = time.monotonic()
+            self.owes_since = self._clock()
 
     def _flush_soon(self) -> None:
         if not (self._requests or self._abort_ids or self._queries):

@@ -40,9 +40,14 @@ class Gate:
         self._again: deque[LiveRequest] = deque()
         self._waiting: dict[LiveRequest, None] = {}  # in order of arrival
 
+    @property
+    def is_free(self) -> bool:
+        """Whether a request that enters goes straight through."""
+        return self._is_open and self.on_trial is None
+
     def enter(self, live: LiveRequest) -> None:
         """Submit ``live``, now or when its turn comes."""
-        if self._is_open and self.on_trial is None:
+        if self.is_free:
             self._submit(live)
         else:
             self._waiting[live] = None

@@ -9,7 +9,7 @@ import functools
 import itertools
 import operator
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from octavo.config import EngineConfig
 from octavo.exceptions import ValidationError
@@ -44,8 +44,10 @@ def derive_seed(config_seed: int, counter: int) -> int:
 class InputProcessor:
     """Validates and completes requests. Not thread-safe: one counter numbers all requests."""
 
-    def __init__(self, tokenizer: Tokenizer, info: EngineInfo, config: EngineConfig) -> None:
-        self._tokenizer = tokenizer
+    def __init__(
+        self, tokenizer: Tokenizer, info: EngineInfo, config: EngineConfig, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._tokenizer, self._clock = tokenizer, clock
         self._info = info
         self._seed = config.model.seed
         self._limits = config.sampling
@@ -69,7 +71,7 @@ class InputProcessor:
         Text is tokenised with special tokens. Raises ValidationError naming the field at fault. A constraint that was
         not checked before (``grammars.check``, from any thread) is checked here, which may take seconds.
         """
-        arrival_time = time.monotonic() if arrival_time is None else arrival_time
+        arrival_time = self._clock() if arrival_time is None else arrival_time
         if not isinstance(params, SamplingParams):
             raise ValidationError("sampling_params must be SamplingParams", parameter="sampling_params")
         params.verify(vocab_size=self._info.vocab_size, limits=self._limits)

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from octavo.engine.detokenizer import IncrementalDetokenizer
 from octavo.engine.output_collector import OutputCollector
@@ -24,6 +24,9 @@ from octavo.engine.waiting_room import Place
 from octavo.messages import CacheUse, EngineCoreRequest, RequestFault, RequestOutputKind, SamplingParams
 from octavo.tokenizer.base import Tokenizer
 from octavo.utils.logs import current_request_id
+
+if TYPE_CHECKING:
+    from octavo.engine.core_pool import PooledCore
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +87,7 @@ class LiveRequest:
     """One request of a caller: ``request`` for the core, under whose ``core_ids`` its sequences come back.
 
     It gathers its samples into RequestOutputs and hands them to ``sink``, or else to its ``collector``.
-    ``times_submitted`` counts the engine cores it was handed to; ``on_finished`` is called once its last sample ends.
+    ``times_submitted`` counts the engine cores it was handed to.
     """
 
     __slots__ = (
@@ -92,12 +95,12 @@ class LiveRequest:
         "_sink",
         "_unfinished",
         "collector",
+        "core",
         "core_ids",
         "kind",
         "label",
         "longest_sample",
         "n",
-        "on_finished",
         "place",
         "prompt",
         "prompt_logprobs",
@@ -128,7 +131,7 @@ class LiveRequest:
         self.place, self.timers = place, list[asyncio.TimerHandle]()
         self.collector = OutputCollector(self.kind)
         self.times_submitted = 0
-        self.on_finished: Callable[[LiveRequest], Any] | None = None
+        self.core: PooledCore | None = None  # that computes it, of a pool
         self.prompt_logprobs: PromptLogprobs | None = None  # of the one prompt of all samples
         self.longest_sample = 0  # tokens, of the samples that have ended
         self._sink = sink or self.collector.put
@@ -162,8 +165,8 @@ class LiveRequest:
         """Add one sample's news; hand on what the caller asked to hear."""
         if completion.finished:
             self._unfinished -= 1
-            if self._unfinished == 0 and self.on_finished is not None:
-                self.on_finished(self)
+            if self._unfinished == 0 and self.core is not None:
+                self.core.forget(self)
         if self.kind == RequestOutputKind.DELTA:
             samples = [completion]
         else:

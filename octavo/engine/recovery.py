@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection
 
-from octavo.config import SupervisorConfig
 from octavo.engine.live_request import LiveRequest
 from octavo.engine.quarantine import Quarantine
 from octavo.exceptions import DeadlyRequestError, EngineDeadError, EngineRestartingError, OctavoError
@@ -22,15 +21,10 @@ End = Callable[[LiveRequest, type[OctavoError], RequestFault], None]
 
 
 class Recovery:
-    """``requests`` is a view of all whose streams are open; ``end`` ends one with an error."""
+    """``requests`` is a view of all that the core has not answered; ``end`` ends one, which leaves the view, too."""
 
-    def __init__(self, config: SupervisorConfig, requests: Collection[LiveRequest], end: End) -> None:
-        self._requests, self._end = requests, end
-        self.quarantine = Quarantine(config)
-
-    @property
-    def unfinished(self) -> list[LiveRequest]:
-        return [live for live in self._requests if not live.finished]
+    def __init__(self, quarantine: Quarantine, requests: Collection[LiveRequest], end: End) -> None:
+        self._quarantine, self._requests, self._end = quarantine, requests, end
 
     def sort_out(self, death: EngineDeadError, suspect: LiveRequest | None) -> list[LiveRequest]:
         """Of what the dead core had: end what its caller has seen a part of, and what is to blame; return the rest.
@@ -39,17 +33,19 @@ class Recovery:
         is in quarantine.
         """
         again = []
-        lost = [live for live in self.unfinished if live.times_submitted]
+        lost = [live for live in self._requests if live.times_submitted]
         if suspect is None:
-            self.quarantine.suspect(live.request for live in lost)
+            self._quarantine.suspect(live.request for live in lost)
         elif suspect in lost:
-            self.quarantine.convict(suspect.request)
+            self._quarantine.convict(suspect.request)
         for live in lost:
             if live.collector.taken:
                 fault = RequestFault("the engine core died in the middle of this answer; please ask again", str(death))
                 self._end(live, EngineDeadError, fault)
             elif (
-                live is suspect or (suspect is None and live.times_submitted > 1) or self.quarantine.holds(live.request)
+                live is suspect
+                or (suspect is None and live.times_submitted > 1)
+                or self._quarantine.holds(live.request)
             ):
                 fault = RequestFault("the engine core died twice while it computed this request", str(death))
                 self._end(live, DeadlyRequestError, fault)
@@ -72,5 +68,5 @@ class Recovery:
 
     def end_all(self, kind: type[OctavoError], fault: RequestFault) -> None:
         """Whatever has not ended does so now."""
-        for live in self.unfinished:
+        for live in list(self._requests):
             self._end(live, kind, fault)

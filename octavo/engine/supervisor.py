@@ -52,7 +52,9 @@ class RestartBudget:
 class Supervisor:
     """One core at a time, on one event loop. ``client`` is the one that is there, or is being started."""
 
-    def __init__(self, config: EngineConfig, client: AsyncCoreClient, info: EngineInfo) -> None:
+    def __init__(
+        self, config: EngineConfig, client: AsyncCoreClient, info: EngineInfo, clock: Callable[[], float]
+    ) -> None:
         """``client`` is ready, and ``info`` is what it said: each successor gets a pool of the same size."""
         self.client = client
         self.phase = ""  # of the start under way
@@ -63,25 +65,23 @@ class Supervisor:
             cache=dataclasses.replace(config.cache, kv_cache_memory=info.kv_cache_bytes),
             model=dataclasses.replace(config.model, max_model_len=info.max_model_len),
         )
-        self._budget = RestartBudget(config.supervisor)
+        self._clock, self._budget = clock, RestartBudget(config.supervisor, clock)
         slowest = max((seconds for _, seconds in info.phases), default=0.0)
         limit = config.supervisor.step_timeout
         self._load_timeout = max(limit, SLOWER_START * slowest) if limit else None
         self._dead_since: float | None = None
 
-    def check(self, patience: float = 0.0) -> None:
-        """Raises EngineDeadError if there is no core for good, EngineRestartingError if there is none for now.
-
-        For whoever can wait until ``patience`` seconds after the death, there is nothing to say before.
-        """
+    def error(self, patience: float = 0.0) -> EngineDeadError | None:
+        """Why there is no core: for good, or (EngineRestartingError) for now, once it was gone for ``patience`` s."""
         if self.failure is not None:
-            raise self.failure
-        if self._dead_since is not None and time.monotonic() - self._dead_since >= patience:
-            raise EngineRestartingError(f"the engine core is restarting ({self.phase or 'it has just died'})")
+            return self.failure
+        if self._dead_since is not None and self._clock() - self._dead_since >= patience:
+            return EngineRestartingError(f"the engine core is restarting ({self.phase or 'it has just died'})")
+        return None
 
     async def replace(self, death: Exception) -> None:
         """Start cores until one is ready. Raises EngineDeadError, with the last cause, when the budget is used up."""
-        self._dead_since = time.monotonic()
+        self._dead_since = self._clock()
         cause: Exception | None = death
         while cause is not None:
             delay = self._budget.take(cause)
@@ -90,14 +90,14 @@ class Supervisor:
             await self.client.shutdown()
             await asyncio.sleep(delay)
             cause = await self._start()
-        logger.warning("the engine core is back after %.1f s", time.monotonic() - self._dead_since)
+        logger.warning("the engine core is back after %.1f s", self._clock() - self._dead_since)
         self._dead_since = None
 
     async def _start(self) -> Exception | None:
         """Start a core and wait until it is ready; why it is not."""
         limit, loop = self._load_timeout, asyncio.get_running_loop()
         try:
-            self.client = AsyncCoreClient(self._config)
+            self.client = AsyncCoreClient(self._config, self._clock)
             async with asyncio.timeout(limit) as patience:
 
                 def on_phase(name: str) -> None:
@@ -120,7 +120,7 @@ class Supervisor:
         while True:
             await asyncio.sleep(min(limit / 4, LONGEST_LOOK))
             since = self.client.owes_since
-            if self._dead_since is not None or since is None or time.monotonic() - since <= limit:
+            if self._dead_since is not None or since is None or self._clock() - since <= limit:
                 suspect = None
             elif suspect == (self.client, since):  # so at the last look too, and messages were read in between
                 self.client.kill(f"the engine core has not finished a step within {limit:g} s")

@@ -7,6 +7,7 @@ query is a struct here (in ``AnyQuery``), the struct of its answer (in ``AnyAnsw
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
@@ -18,6 +19,25 @@ Answer = TypeVar("Answer")
 
 class Query(msgspec.Struct, Generic[Answer], frozen=True):
     """A question or an order that is answered by an ``Answer``."""
+
+    def merge(self, answers: Sequence[Answer]) -> Answer:
+        """One answer out of those of several cores, at least one: the first that found something."""
+        return next((one for one in answers if not isinstance(one, NotFound)), answers[0])
+
+
+Counted = TypeVar("Counted")
+
+
+class _BlockCount(Query[Counted], frozen=True):
+    """A query whose answer is a number of blocks."""
+
+    def merge(self, answers: Sequence[Counted]) -> Counted:
+        """The sum over the cores that found something."""
+        counts: list[Any] = [one for one in answers if not isinstance(one, NotFound)]
+        if not counts:
+            return answers[0]
+        total: Counted = type(counts[0])(sum(one.num_blocks for one in counts))
+        return total
 
 
 class NotFound(msgspec.Struct, frozen=True, tag=True):
@@ -71,6 +91,18 @@ class ListPrefixes(Query[PrefixList], frozen=True, tag=True):
     limit: int
     num_preview_tokens: int = 0
 
+    def merge(self, answers: Sequence[PrefixList]) -> PrefixList:
+        """What all cores have, the most recently used first."""
+        prefixes = sorted((one for each in answers for one in each.prefixes), key=lambda one: one.idle)
+        return PrefixList(
+            prefixes=prefixes[: self.limit],
+            num_prefixes=sum(each.num_prefixes for each in answers),
+            pins=[pin for each in answers for pin in each.pins],
+            num_cached_blocks=sum(each.num_cached_blocks for each in answers),
+            num_pinned_blocks=sum(each.num_pinned_blocks for each in answers),
+            max_pinned_blocks=sum(each.max_pinned_blocks for each in answers),
+        )
+
 
 class SetPin(Query[PinInfo | NotFound], frozen=True, tag=True):
     """Pin a cached prefix, or the whole blocks of a prompt, for ``ttl`` seconds."""
@@ -97,7 +129,7 @@ class BlocksEvicted(msgspec.Struct, frozen=True, tag=True):
     num_blocks: int
 
 
-class EvictPrefixes(Query[BlocksEvicted | NotFound], frozen=True, tag=True):
+class EvictPrefixes(_BlockCount[BlocksEvicted | NotFound], frozen=True, tag=True):
     """Forget a prefix with all that follows it (None: every prefix), except what is in use or pinned."""
 
     prefix: bytes | None = None
@@ -109,7 +141,7 @@ class CacheCleared(msgspec.Struct, frozen=True, tag=True):
     num_blocks: int
 
 
-class ResetCache(Query[CacheCleared], frozen=True, tag=True):
+class ResetCache(_BlockCount[CacheCleared], frozen=True, tag=True):
     """Forget all prefixes; pins end."""
 
 
@@ -119,7 +151,7 @@ class BlocksSaved(msgspec.Struct, frozen=True, tag=True):
     num_blocks: int
 
 
-class SavePrefixes(Query[BlocksSaved | NotFound], frozen=True, tag=True):
+class SavePrefixes(_BlockCount[BlocksSaved | NotFound], frozen=True, tag=True):
     """Have the disk tier keep a prefix (None: every prefix)."""
 
     prefix: bytes | None = None
@@ -131,7 +163,7 @@ class BlocksRestored(msgspec.Struct, frozen=True, tag=True):
     num_blocks: int
 
 
-class RestorePrefix(Query[BlocksRestored], frozen=True, tag=True):
+class RestorePrefix(_BlockCount[BlocksRestored], frozen=True, tag=True):
     """Load what tiers have of a prompt into the pool."""
 
     prompt_token_ids: list[int]
@@ -170,6 +202,20 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 class PoolPicture(Query[PoolState], frozen=True, tag=True):
     """Describe every block of the pool. Takes time by the block."""
+
+    def merge(self, answers: Sequence[PoolState]) -> PoolState:
+        """The pools one behind the other: the ids of each are behind those of the one before it."""
+        first, tables, base = answers[0], dict[str, list[int]](), 0
+        for each in answers:
+            tables |= {name: [block and base + block for block in table] for name, table in each.tables.items()}
+            base += len(each.blocks)
+        return PoolState(
+            blocks=[block for each in answers for block in each.blocks],
+            num_blocks={state: sum(each.num_blocks[state] for each in answers) for state in first.num_blocks},
+            tables=tables,
+            block_size=first.block_size,
+            num_groups=first.num_groups,
+        )
 
 
 AnyQuery = ListPrefixes | SetPin | RemovePin | EvictPrefixes | ResetCache | SavePrefixes | RestorePrefix | PoolPicture

@@ -112,12 +112,9 @@ class EngineMetrics:
         """A request was refused because of the limit ``reason``."""
         self._rejections[reason].inc()
 
-    def count_restart(self, waiting: int) -> None:
-        """The core is a new one: its pool is empty, nothing runs, and ``waiting`` sequences wait."""
+    def count_restart(self) -> None:
+        """A core died, and another one has come in its place."""
         self._plain["core_restarts"].inc()
-        for name in ("kv_cache_usage_perc", "kv_cache_pinned_perc"):
-            self._plain[name].set(0)
-        self.set_requests(0, waiting)
 
     def _count(self, counter: Any, amount: float) -> None:
         if amount > 0:

@@ -10,9 +10,10 @@ MEMORY_REQUESTS = 0.05  # weight of the last request in the mean length of answe
 
 
 class ServiceRate:
-    """Tokens per second of computing. Idle time does not count, so the rates are those under load."""
+    """Tokens per second of computing, by ``num_cores`` side by side. Idle time does not count, so rates are of load."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_cores: int = 1) -> None:
+        self._num_cores = num_cores
         self._seconds = self._prompt_tokens = self._output_tokens = 0.0
         self.mean_output: float | None = None  # tokens of an answer
 
@@ -33,12 +34,12 @@ class ServiceRate:
     @property
     def prompt_tokens_per_second(self) -> float:
         """0.0 before anything was measured."""
-        return self._prompt_tokens / self._seconds if self._seconds else 0.0
+        return self._num_cores * self._prompt_tokens / self._seconds if self._seconds else 0.0
 
     @property
     def output_tokens_per_second(self) -> float:
         """0.0 before anything was measured."""
-        return self._output_tokens / self._seconds if self._seconds else 0.0
+        return self._num_cores * self._output_tokens / self._seconds if self._seconds else 0.0
 
     def seconds_for(self, prompt_tokens: float, output_tokens: float) -> float | None:
         """How long the engine will take for so much work, at the mix that it has had; None if nothing is known.

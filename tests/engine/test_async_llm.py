@@ -216,7 +216,7 @@ async def test_killed_core_is_noticed_by_all(tiny_model: str) -> None:
     waiting = [asyncio.create_task(drain(stream)) for stream in streams]
     while not (tiny_async.num_running and tiny_async.num_waiting):
         await asyncio.sleep(0.001)
-    os.kill(tiny_async.core_pid, signal.SIGKILL)
+    os.kill(tiny_async.core_pids[0], signal.SIGKILL)
     results = await asyncio.gather(*waiting, return_exceptions=True)
     assert all(isinstance(result, EngineDeadError) for result in results)
     causes = ("killed by signal 9", "died in the middle of this answer")  # nothing was answered yet; something was
@@ -237,7 +237,7 @@ async def drain(stream: Any) -> None:
 
 async def test_signals_to_the_core_leave_it_alone(tiny_async: AsyncLLM) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
-        os.kill(tiny_async.core_pid, number)
+        os.kill(tiny_async.core_pids[0], number)
     assert len(await read(tiny_async, [1], params(5))) == 5
     await tiny_async.check_health()
 
@@ -268,12 +268,12 @@ async def test_a_cancelled_shutdown_still_kills_a_core_that_hangs(
 ) -> None:
     monkeypatch.setattr("octavo.engine.core_client.EXIT_SECONDS", 0.5)
     engine = await AsyncLLM.create(make_config(tiny_model))
-    os.kill(engine.core_pid, signal.SIGSTOP)
+    os.kill(engine.core_pids[0], signal.SIGSTOP)
     first = asyncio.create_task(engine.shutdown())
     await asyncio.sleep(0.1)
     first.cancel()
     await engine.shutdown()
-    assert not alive(engine.core_pid)
+    assert not alive(engine.core_pids[0])
 
 
 async def test_start_up_errors_keep_their_class(tiny_model: str, tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ async def test_a_core_that_fails_says_why(tiny_model: str) -> None:
     tiny_async = await AsyncLLM.create(make_config(tiny_model, max_core_restarts=0))
     stream = tiny_async.generate([1], params(LONG))
     await anext(stream)
-    tiny_async._client._commands.send(b"junk")
+    tiny_async._pool.cores[0].client._commands.send(b"junk")
     with pytest.raises(EngineDeadError, match=r"the engine core died in the middle of this answer.*error id"):
         await drain(stream)
     with pytest.raises(EngineDeadError, match="Expected `object`"):
@@ -309,11 +309,11 @@ async def test_a_query_to_a_core_that_dies_is_answered(tiny_model: str) -> None:
     assert (await engine.ask(ListPrefixes(1))).prefixes == []
     with pytest.raises(ValidationError, match="less than 16, a block"):
         await engine.ask(SetPin(1.0, prompt_token_ids=[1]))
-    os.kill(engine.core_pid, signal.SIGSTOP)
+    os.kill(engine.core_pids[0], signal.SIGSTOP)
     queries = [asyncio.ensure_future(engine.ask(ListPrefixes(1))) for _ in range(2)]
     queries[0].cancel()
     await asyncio.sleep(0.05)
-    os.kill(engine.core_pid, signal.SIGKILL)
+    os.kill(engine.core_pids[0], signal.SIGKILL)
     with pytest.raises(EngineDeadError, match="killed by signal 9"):
         await queries[1]
     with pytest.raises(EngineDeadError):
@@ -337,9 +337,9 @@ def test_the_core_dies_with_its_parent(tiny_model: str, stop: bool) -> None:
         from tests.engine.tiny_llama import make_config
         async def main():
             engine = await AsyncLLM.create(make_config({tiny_model!r}))
-            print(engine.core_pid, len(os.listdir(os.environ["TMPDIR"])), flush=True)
+            print(engine.core_pids[0], len(os.listdir(os.environ["TMPDIR"])), flush=True)
             if {stop}:
-                os.kill(engine.core_pid, signal.SIGSTOP)
+                os.kill(engine.core_pids[0], signal.SIGSTOP)
             os.kill(os.getpid(), signal.SIGKILL)
         asyncio.run(main())
     """

@@ -62,14 +62,17 @@ async def make_engine(tiny_model: str, monkeypatch: pytest.MonkeyPatch) -> Async
     try:
         yield make
         for engine, answer in made:
-            if engine._supervisor.failure is None and not engine._closing:
+            if not engine._pool.is_dead and not engine._closing:
                 await settled(engine)
                 assert await read(engine, PLAIN, params()) == answer
                 await settled(engine)
                 assert metric(engine, "vllm:kv_cache_usage_perc") == 0
                 assert len(await read(engine, [1] * 500, params(2))) == 1  # needs nearly the whole pool
                 assert not engine._output._samples
-                assert not engine._gate._waiting
+                for core in engine._pool.cores:
+                    assert not core._live
+                    assert not core.gate._waiting
+                    assert (core.num_seqs, core.num_prompt_tokens) == (0, 0)
     finally:
         for engine, _ in made:
             await engine.shutdown()
@@ -77,6 +80,7 @@ async def make_engine(tiny_model: str, monkeypatch: pytest.MonkeyPatch) -> Async
 
 async def settled(engine: AsyncLLM) -> None:
     """Wait until the core is there and nothing runs; the test's time-out bounds it."""
-    while engine._supervisor._dead_since is not None or engine.num_running or engine.num_waiting or engine.num_active:
+    cores = engine._pool.cores
+    while any(core.supervisor.error() for core in cores) or engine.num_running + engine.num_waiting + engine.num_active:
         await asyncio.sleep(0.01)
     await engine.check_health()

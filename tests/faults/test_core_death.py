@@ -56,7 +56,7 @@ async def to_the_end(stream: AsyncGenerator[RequestOutput, None]) -> None:
 
 async def restarting(engine: AsyncLLM) -> None:
     """Wait until the death of the core has been noticed."""
-    while engine._supervisor._dead_since is None:
+    while engine._pool.cores[0].supervisor._dead_since is None:
         await asyncio.sleep(0.001)
     with pytest.raises(EngineRestartingError):
         await engine.check_health()
@@ -83,7 +83,7 @@ async def test_killed_under_load(make_engine: Make) -> None:
     tasks = [asyncio.create_task(outcome(engine, **one)) for one in unseen]
     while engine.num_running < 4 or engine.num_waiting < 4:
         await asyncio.sleep(0.001)
-    os.kill(engine.core_pid, signal.SIGKILL)
+    os.kill(engine.core_pids[0], signal.SIGKILL)
     for stream in streams:
         with pytest.raises(EngineDeadError, match=r"in the middle of this answer.*error id"):
             await to_the_end(stream)
@@ -204,7 +204,7 @@ async def test_a_stopped_core_is_killed(make_engine: Make) -> None:
     """Also when all who waited for it have left: the next one finds a core that works."""
     engine = await make_engine(step_timeout=0.4)
     expected = await outcome(engine, [5, 5])
-    os.kill(engine.core_pid, signal.SIGSTOP)
+    os.kill(engine.core_pids[0], signal.SIGSTOP)
     async with asyncio.timeout(30):
         task = asyncio.create_task(outcome(engine, [5, 5]))
         await asyncio.sleep(0.1)
@@ -233,9 +233,9 @@ async def test_a_slow_core_is_not_a_hung_one(make_engine: Make) -> None:
 async def test_a_lost_block_is_found_when_idle_and_nobody_notices(make_engine: Make) -> None:
     engine = await make_engine()
     expected = await outcome(engine, [5, 5])
-    first = engine.core_pid
+    first = engine.core_pids[0]
     await outcome(engine, [6], seed=Fault.LOSE_A_BLOCK)
-    while engine.core_pid == first:
+    while engine.core_pids[0] == first:
         await asyncio.sleep(0.01)
     assert await outcome(engine, [5, 5]) == expected
     assert metric(engine, RESTARTS) == 1
@@ -253,7 +253,7 @@ async def test_the_prefix_cache_is_empty_after_a_restart(make_engine: Make) -> N
 
     assert await cached() == 0
     assert await cached() == 32
-    os.kill(engine.core_pid, signal.SIGKILL)
+    os.kill(engine.core_pids[0], signal.SIGKILL)
     await restarting(engine)
     assert metric(engine, "vllm:num_requests_running") == metric(engine, "vllm:num_requests_waiting") == 0
     await settled(engine)
@@ -264,7 +264,7 @@ async def test_the_prefix_cache_is_empty_after_a_restart(make_engine: Make) -> N
 async def test_what_the_core_says_in_a_foreign_tongue_ends_that_core(make_engine: Make) -> None:
     engine = await make_engine()
     with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
-        socket.connect(engine._client._messages.getsockopt_string(zmq.LAST_ENDPOINT))
+        socket.connect(engine._pool.cores[0].client._messages.getsockopt_string(zmq.LAST_ENDPOINT))
         socket.send(b"junk")
         await restarting(engine)
     await settled(engine)
@@ -273,12 +273,12 @@ async def test_what_the_core_says_in_a_foreign_tongue_ends_that_core(make_engine
 async def test_too_many_restarts_end_it(make_engine: Make) -> None:
     engine = await make_engine(max_core_restarts=2)
     for _ in range(2):
-        os.kill(engine.core_pid, signal.SIGKILL)
+        os.kill(engine.core_pids[0], signal.SIGKILL)
         await restarting(engine)
         await settled(engine)
     waiting = asyncio.create_task(outcome(engine, [6], max_tokens=LONG, output_kind=RequestOutputKind.FINAL_ONLY))
     await asyncio.sleep(0.05)
-    os.kill(engine.core_pid, signal.SIGKILL)
+    os.kill(engine.core_pids[0], signal.SIGKILL)
     gone = await engine.gone()
     assert "signal 9" in str(gone)
     assert "restarts in the last 300 s: 2" in str(gone)
@@ -291,7 +291,7 @@ async def test_too_many_restarts_end_it(make_engine: Make) -> None:
 async def test_a_core_that_cannot_start_again_is_bounded_too(make_engine: Make, monkeypatch: Any) -> None:
     engine = await make_engine(max_core_restarts=3)
     monkeypatch.setattr("octavo.engine.core_client.BOOTSTRAP", "raise SystemExit(7)")
-    os.kill(engine.core_pid, signal.SIGKILL)
+    os.kill(engine.core_pids[0], signal.SIGKILL)
     assert "status 7 (restarts in the last 300 s: 3)" in str(await engine.gone())
 
 
@@ -301,7 +301,7 @@ async def test_whoever_waits_for_a_core_does_so_for_a_limited_time(make_engine: 
     old = asyncio.create_task(outcome(engine, [6], max_tokens=LONG, output_kind=RequestOutputKind.FINAL_ONLY))
     while not engine.num_running:
         await asyncio.sleep(0.001)
-    os.kill(engine.core_pid, signal.SIGKILL)
+    os.kill(engine.core_pids[0], signal.SIGKILL)
     new = asyncio.create_task(outcome(engine, [7]))
     errors = await asyncio.gather(old, new)
     assert all(isinstance(error, EngineRestartingError) for error in errors)
@@ -309,7 +309,7 @@ async def test_whoever_waits_for_a_core_does_so_for_a_limited_time(make_engine: 
         engine.generate([1], params())
     assert (engine.num_active, engine.num_waiting) == (0, 0)
     monkeypatch.undo()
-    os.kill(engine.core_pid, signal.SIGKILL)  # the one that never becomes ready
+    os.kill(engine.core_pids[0], signal.SIGKILL)  # the one that never becomes ready
     await settled(engine)
 
 
@@ -317,14 +317,14 @@ async def test_a_core_that_hangs_while_it_starts_is_replaced(make_engine: Make, 
     monkeypatch.setattr("octavo.engine.supervisor.SLOWER_START", 0.0)
     engine = await make_engine(step_timeout=2.0, max_core_restarts=1000)
     monkeypatch.setattr("octavo.engine.core_client.BOOTSTRAP", "import time; time.sleep(1000)")
-    first = engine.core_pid
+    first = engine.core_pids[0]
     os.kill(first, signal.SIGKILL)
     await restarting(engine)
-    while (second := engine.core_pid) == first:
+    while (second := engine.core_pids[0]) == first:
         await asyncio.sleep(0.01)
     monkeypatch.undo()
     waiting = asyncio.create_task(outcome(engine, [7]))
-    while engine.core_pid == second:
+    while engine.core_pids[0] == second:
         await asyncio.sleep(0.01)
     assert isinstance(await waiting, list)
     await settled(engine)
@@ -338,9 +338,9 @@ async def test_the_queue_is_bounded_while_there_is_no_core(make_engine: Make, mo
     tasks = [asyncio.create_task(outcome(engine, [6, i], max_tokens=LONG, output_kind=final)) for i in range(2)]
     while engine.num_running < 2:
         await asyncio.sleep(0.001)
-    first = engine.core_pid
+    first = engine.core_pids[0]
     os.kill(first, signal.SIGKILL)
-    while engine.core_pid == first:
+    while engine.core_pids[0] == first:
         await asyncio.sleep(0.001)
     tasks += [asyncio.create_task(outcome(engine, [7, i])) for i in range(3)]
     await asyncio.sleep(0)
@@ -348,12 +348,12 @@ async def test_the_queue_is_bounded_while_there_is_no_core(make_engine: Make, mo
     for task in tasks[2:]:
         task.cancel()
     await asyncio.wait(tasks[2:])
-    assert (engine._room.num_seqs, len(engine._gate._waiting)) == (0, 0)
+    assert (engine._room.num_seqs, len(engine._pool.cores[0].gate._waiting)) == (0, 0)
     tasks[2:] = [asyncio.create_task(outcome(engine, [7, i])) for i in range(3)]
     await asyncio.sleep(0)
     assert engine._room.num_seqs == 3
     monkeypatch.undo()
-    os.kill(engine.core_pid, signal.SIGKILL)
+    os.kill(engine.core_pids[0], signal.SIGKILL)
     assert all(isinstance(done, list) for done in await asyncio.gather(*tasks))
 
 
@@ -368,14 +368,14 @@ async def test_the_core_dies_while_the_server_drains(make_engine: Make, seen: bo
         await asyncio.sleep(0.001)
     draining = asyncio.create_task(engine.shutdown(60.0))
     await asyncio.sleep(0)
-    first = engine.core_pid
+    first = engine.core_pids[0]
     os.kill(first, signal.SIGKILL)
     answer = await stream
     assert isinstance(answer, EngineDeadError) if seen else answer == expected
     await draining
     with pytest.raises(ProcessLookupError):
-        os.kill(engine.core_pid, 0)
-    assert (engine.core_pid == first) is seen
+        os.kill(engine.core_pids[0], 0)
+    assert (engine.core_pids[0] == first) is seen
 
 
 async def test_a_suspect_without_a_seat_holds_up_nobody(make_engine: Make, monkeypatch: Any) -> None:
@@ -390,7 +390,7 @@ async def test_a_suspect_without_a_seat_holds_up_nobody(make_engine: Make, monke
     ]
     while not engine.num_running:
         await asyncio.sleep(0.001)
-    os.kill(engine.core_pid, signal.SIGKILL)
+    os.kill(engine.core_pids[0], signal.SIGKILL)
     await restarting(engine)
     assert isinstance(await outcome(engine, [7]), list)
     assert not slow[1].done()
@@ -401,7 +401,7 @@ async def test_leaving_while_the_core_restarts(make_engine: Make) -> None:
     engine = await make_engine()
     tasks = [asyncio.create_task(outcome(engine, [6, i], max_tokens=LONG)) for i in range(4)]
     await asyncio.sleep(0)
-    os.kill(engine.core_pid, signal.SIGKILL)
+    os.kill(engine.core_pids[0], signal.SIGKILL)
     await restarting(engine)
     tasks += [asyncio.create_task(outcome(engine, [6, i], max_tokens=LONG)) for i in range(4)]
     await asyncio.sleep(0.01)
@@ -414,16 +414,15 @@ async def test_leaving_while_the_core_restarts(make_engine: Make) -> None:
 
 async def test_shutdown_while_the_core_restarts_leaves_no_process(make_engine: Make) -> None:
     engine = await make_engine()
-    pids = {engine.core_pid}
-    os.kill(engine.core_pid, signal.SIGKILL)
-    while engine.core_pid in pids:
+    pids = {engine.core_pids[0]}
+    os.kill(engine.core_pids[0], signal.SIGKILL)
+    while engine.core_pids[0] in pids:
         await asyncio.sleep(0.001)
-    pids.add(engine.core_pid)
+    pids.add(engine.core_pids[0])
     await engine.shutdown()
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
-    engine._supervisor.failure = EngineDeadError("for the fixture")
 
 
 # ---- the parts alone
