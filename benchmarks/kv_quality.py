@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from octavo.args.engine_args import engine_config_from_kwargs
 from octavo.args.resolve import resolve_engine_config
-from octavo.backends.base import Backend, KVDtype, Limits, StepInputs
+from octavo.backends.base import Backend, Limits, StepInputs
 from octavo.backends.registry import make_backend
-from octavo.config import BackendConfig, ModelConfig
+from octavo.config import BackendConfig, KVDtype, ModelConfig
 from octavo.model_loader import LoadedModel, load_model
 from octavo.tokenizer import load_tokenizer
 

@@ -19,10 +19,10 @@ from typing import get_args
 
 import numpy as np
 
-from octavo.backends.base import KVDtype, Limits, StepInputs
+from octavo.backends.base import Limits, StepInputs
 from octavo.backends.cpu import _kernels
 from octavo.backends.cpu.backend import CpuBackend, CpuRunnable
-from octavo.config import BackendConfig
+from octavo.config import BackendConfig, KVDtype
 from octavo.program import Program, ProgramBuilder
 from octavo.quantization.base import Weight
 

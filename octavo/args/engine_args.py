@@ -16,7 +16,7 @@ import os
 import re
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from octavo.config import (
     BackendConfig,
@@ -32,6 +32,7 @@ from octavo.config import (
     StructuredOutputsConfig,
     SupervisorConfig,
 )
+from octavo.config.option import choices_of, one_of, require
 from octavo.exceptions import ConfigError
 
 SECTIONS: dict[str, type] = {
@@ -145,8 +146,8 @@ def _add_field(group: argparse._ArgumentGroup, field: dataclasses.Field[Any], ki
         group.add_argument(field.name, nargs="?", metavar=field.name.upper(), **common)
     elif get_origin(kind) is tuple:
         group.add_argument(flag, type=parse_list, action="extend", metavar=field.name.upper(), **common)
-    elif get_origin(kind) is Literal:
-        group.add_argument(flag, choices=get_args(kind), **common)
+    elif choices := choices_of(field, kind):
+        group.add_argument(flag, choices=choices, **common)
     else:
         metavar = "SIZE" if field.metadata.get("size") else "N" if kind in (int, float) else field.name.upper()
         group.add_argument(flag, type=converter(field.metadata, kind), metavar=metavar, **common)
@@ -202,13 +203,11 @@ def _check_kind(field: dataclasses.Field[Any], annotation: Any, value: Any) -> A
         return tuple(value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if get_origin(kind) is Literal:
-        ok, expected = value in get_args(kind), " or ".join(map(str, get_args(kind)))
-    else:
-        ok = isinstance(value, get_origin(kind) or kind) and (kind is bool or not isinstance(value, bool))
-        expected = (get_origin(kind) or kind).__name__
-    if not ok:
-        raise ConfigError(f"{field.name} = {value!r}: must be {expected}")
+    if choices := choices_of(field, kind):
+        one_of(field.name, value, choices)
+        return value
+    ok = isinstance(value, get_origin(kind) or kind) and (kind is bool or not isinstance(value, bool))
+    require(ok, field.name, value, (get_origin(kind) or kind).__name__)
     return value
 
 

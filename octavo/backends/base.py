@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+from octavo.config import KVDtype
 from octavo.program import LayerKV, Program
 from octavo.quantization.base import Weights
 
 Int32Array = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 ByteArray = npt.NDArray[np.uint8]
-KVDtype = Literal["auto", "bfloat16", "int8", "fp8_e4m3", "fp8_e5m2"]  # auto: the backend's own
 SampleRows = npt.NDArray[Any]  # of SAMPLE_ROW
 BitArray = npt.NDArray[np.uint32]
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from typing import get_args
 
 from octavo.args.engine_args import engine_config_from_kwargs
 from octavo.args.resolve import resolve_engine_config
-from octavo.config.engine import KVCacheDtype
+from octavo.config.choices import KV_CACHE_DTYPES
 from octavo.entrypoints.progress import download_bar
 from octavo.verify.ways import verify_model
 
@@ -16,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", default="smollm2-135m", help="catalogue name, GGUF file, folder or hub id")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter requests")
     parser.add_argument("--cache-dir", help="where models are kept (default: $OCTAVO_CACHE or ~/.cache/octavo)")
-    parser.add_argument("--kv-cache-dtype", choices=get_args(KVCacheDtype), default="auto", help="how K and V are kept")
+    parser.add_argument("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto", help="how K and V are kept")
 
 
 def run(namespace: argparse.Namespace) -> int:

@@ -5,27 +5,35 @@ Each part of the engine receives only the config it needs. Knows nothing of file
 """
 
 from octavo.config.chat import ChatConfig
+from octavo.config.choices import Dtype, KVDtype, LogprobsMode
 from octavo.config.engine import (
     BackendConfig,
     CacheConfig,
     EngineConfig,
-    LogprobsMode,
     ModelConfig,
     QueueConfig,
     SamplingConfig,
     SchedulerConfig,
-    SpeculativeConfig,
     StructuredOutputsConfig,
     SupervisorConfig,
 )
 from octavo.config.kv_events import KVEventsConfig
 from octavo.config.log import LogConfig
 from octavo.config.server import ServerConfig
+from octavo.config.speculative import SpeculativeConfig
 from octavo.config.tenants import TenantLimits, TenantTable
 
-__all__ = ["BackendConfig", "CacheConfig", "ChatConfig", "EngineConfig", "LogConfig", "LogprobsMode", "ModelConfig"]
-__all__ += [
+__all__ = [
+    "BackendConfig",
+    "CacheConfig",
+    "ChatConfig",
+    "Dtype",
+    "EngineConfig",
+    "KVDtype",
     "KVEventsConfig",
+    "LogConfig",
+    "LogprobsMode",
+    "ModelConfig",
     "QueueConfig",
     "SamplingConfig",
     "SchedulerConfig",
@@ -33,5 +41,6 @@ __all__ += [
     "SpeculativeConfig",
     "StructuredOutputsConfig",
     "SupervisorConfig",
+    "TenantLimits",
+    "TenantTable",
 ]
-__all__ += ["TenantLimits", "TenantTable"]

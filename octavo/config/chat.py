@@ -6,7 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from octavo.config.engine import _require, option
+from octavo.config.choices import REASONING_PARSERS, TOOL_PARSERS
+from octavo.config.option import check_choices, option, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,10 +24,10 @@ class ChatConfig:
     trust_request_chat_template: bool = option(False, "let requests bring their own chat_template (in the sandbox)")
     response_role: str = option("assistant", "role of the messages that the model writes")
     tool_call_parser: str = option(
-        "auto", "how tool calls are read: hermes, llama3_json, mistral, qwen3_coder, none; auto asks the template"
+        "auto", f"how tool calls are read: {', '.join(TOOL_PARSERS)}, none; auto asks the template"
     )
     reasoning_parser: str = option(
-        "auto", "how reasoning is told from the answer: qwen3, deepseek_r1, mistral, none; auto asks the template"
+        "auto", f"how reasoning is told from the answer: {', '.join(REASONING_PARSERS)}, none; auto asks the template"
     )
     enable_auto_tool_choice: bool = option(True, "accepted as vLLM's flag; tool_choice auto needs no flag here")
     exclude_tools_when_tool_choice_none: bool = option(
@@ -34,8 +35,9 @@ class ChatConfig:
     )
 
     def __post_init__(self) -> None:
-        _require(bool(self.response_role), "response_role", self.response_role, "not empty")
-        _require(
+        check_choices(self)
+        require(bool(self.response_role), "response_role", self.response_role, "not empty")
+        require(
             self.default_chat_template_kwargs is None or self._is_object(),
             "default_chat_template_kwargs",
             self.default_chat_template_kwargs,

@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
+from octavo.config.choices import (
+    BACKENDS,
+    KV_CACHE_DTYPES,
+    PREFIX_INDEXES,
+    SCHEDULING_POLICIES,
+    Dtype,
+    KVDtype,
+    LogprobsMode,
+)
 from octavo.config.kv_events import KVEventsConfig
-from octavo.exceptions import ConfigError
+from octavo.config.option import MAX_SECONDS, MAX_TOKENS, check_choices, option, require
+from octavo.config.speculative import SpeculativeConfig
 
-MAX_TOKENS = 2**31 - 1  # of a context, and of a step
-MAX_SECONDS = 1e6  # of any time-out
 MAX_SAMPLES = 16384  # of one prompt
-MAX_SPECULATIVE_TOKENS = 64
-DEFAULT_LOOKUP, MAX_LOOKUP = 5, 64  # tokens of an n-gram
 MAX_GRAMMAR_BYTES = 1 << 20  # of the largest grammar that a server may allow
-
-KVCacheDtype = Literal["auto", "bf16", "bfloat16", "int8", "fp8", "fp8_e4m3", "fp8_e5m2"]
-LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
-SchedulingPolicy = Literal["fcfs", "priority", "fair"]
-SpeculativeMethod = Literal["ngram"]
-
-
-def option(default: Any, help: str, **meta: Any) -> Any:
-    """A dataclass field that is also a command-line flag; ``help`` is its help text. ``secret``: no repr shows it."""
-    return field(default=default, repr=not meta.get("secret"), metadata={"help": help, **meta})
-
-
-def _require(ok: bool, name: str, value: object, rule: str) -> None:
-    if not ok:
-        raise ConfigError(f"{name} = {value!r}: must be {rule}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +30,7 @@ class ModelConfig:
         "smollm2-135m", "catalogue name, GGUF file, folder with safetensors, or hub id", positional=True
     )
     served_model_name: str | None = option(None, "name in the API (default: the MODEL as given)")
-    dtype: Literal["auto", "bfloat16", "float32"] = option(
+    dtype: Dtype = option(
         "auto", "computation type of unquantised weights; auto keeps bf16 for 16-bit checkpoints, float32 otherwise"
     )
     max_model_len: int | None = option(
@@ -53,15 +44,15 @@ class ModelConfig:
     cache_dir: str | None = option(None, "where models are kept (default: $OCTAVO_CACHE or ~/.cache/octavo)")
 
     def __post_init__(self) -> None:
-        _require(bool(self.model), "model", self.model, "a name, a file, a folder or a hub id, and not empty")
-        _require(
+        check_choices(self)
+        require(bool(self.model), "model", self.model, "a name, a file, a folder or a hub id, and not empty")
+        require(
             self.max_model_len is None or 2 <= self.max_model_len <= MAX_TOKENS,
             "max_model_len",
             self.max_model_len,
             f"2..{MAX_TOKENS}",
         )
-        _require(-(2**63) <= self.seed < 2**63, "seed", self.seed, "a 64-bit integer")
-        _require(self.dtype in ("auto", "bfloat16", "float32"), "dtype", self.dtype, "auto, bfloat16 or float32")
+        require(-(2**63) <= self.seed < 2**63, "seed", self.seed, "a 64-bit integer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +61,16 @@ class CacheConfig:
 
     block_size: int = option(16, "tokens per KV block")
     kv_cache_memory: int | None = option(None, "bytes for KV blocks, e.g. 2GiB (default: from free memory)", size=True)
-    kv_cache_dtype: KVCacheDtype = option(
-        "auto", "how K and V are kept: bfloat16 (auto), or int8 or fp8 with a scale per token and head; fp8 is fp8_e4m3"
+    kv_cache_dtype: str = option(
+        "auto",
+        "how K and V are kept: bfloat16 (auto), or int8 or fp8 with a scale per token and head; fp8 is fp8_e4m3",
+        choices=KV_CACHE_DTYPES,
     )
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of equal prefixes")
-    prefix_index: Literal["hash", "radix"] = option(
+    prefix_index: str = option(
         "hash",
         "how equal prefixes are found: full blocks by hashes, or single tokens in a tree (not with sliding windows)",
+        choices=PREFIX_INDEXES,
     )
     swap_space: float = option(0.0, "GiB of host memory for KV blocks that the pool has no room for (0: none)")
     kv_cache_dir: str | None = option(None, "folder where KV blocks are kept beyond the life of the process")
@@ -99,27 +93,24 @@ class CacheConfig:
     )
 
     def __post_init__(self) -> None:
-        _require(self.block_size in (16, 32, 64, 128), "block_size", self.block_size, "16, 32, 64 or 128")
+        check_choices(self)
+        require(self.block_size in (16, 32, 64, 128), "block_size", self.block_size, "16, 32, 64 or 128")
         memory = self.kv_cache_memory
-        _require(memory is None or 0 < memory < 2**50, "kv_cache_memory", memory, "positive, and less than 1 PiB")
-        _require(0 <= self.swap_space <= 2**20, "swap_space", self.swap_space, "0..1048576 GiB")
+        require(memory is None or 0 < memory < 2**50, "kv_cache_memory", memory, "positive, and less than 1 PiB")
+        require(0 <= self.swap_space <= 2**20, "swap_space", self.swap_space, "0..1048576 GiB")
         size = self.kv_cache_dir_size
-        _require(0 < size < 2**50, "kv_cache_dir_size", size, "positive, and less than 1 PiB")
-        _require(self.kv_cache_dir != "", "kv_cache_dir", "", "a folder")
+        require(0 < size < 2**50, "kv_cache_dir_size", size, "positive, and less than 1 PiB")
+        require(self.kv_cache_dir != "", "kv_cache_dir", "", "a folder")
         useful = self.kv_cache_dir is None or self.enable_prefix_caching
-        _require(useful, "kv_cache_dir", self.kv_cache_dir, "left out without enable_prefix_caching")
+        require(useful, "kv_cache_dir", self.kv_cache_dir, "left out without enable_prefix_caching")
         useful = not self.kv_events.enabled or self.enable_prefix_caching
-        _require(useful, "kv_events_config", self.kv_events_config, "left out without enable_prefix_caching")
+        require(useful, "kv_events_config", self.kv_events_config, "left out without enable_prefix_caching")
         share, own = self.max_pinned_share, self.max_tenant_pinned_share
-        _require(0 <= share <= 0.9, "max_pinned_share", share, "0..0.9")
+        require(0 <= share <= 0.9, "max_pinned_share", share, "0..0.9")
         rule = f"0..max_pinned_share ({share:g})"
-        _require(own is None or 0 <= own <= share, "max_tenant_pinned_share", own, rule)
-        _require(self.prefix_index in ("hash", "radix"), "prefix_index", self.prefix_index, "hash or radix")
-        modes, mode = ("recompute", "swap"), self.preemption_mode
-        _require(mode in modes, "preemption_mode", mode, "recompute or swap")
-        _require(mode == "recompute" or self.swap_space > 0, "preemption_mode", mode, "recompute without swap_space")
-        known = get_args(KVCacheDtype)
-        _require(self.kv_cache_dtype in known, "kv_cache_dtype", self.kv_cache_dtype, f"one of {', '.join(known)}")
+        require(own is None or 0 <= own <= share, "max_tenant_pinned_share", own, rule)
+        mode = self.preemption_mode
+        require(mode == "recompute" or self.swap_space > 0, "preemption_mode", mode, "recompute without swap_space")
 
     @property
     def kv_events(self) -> KVEventsConfig:
@@ -133,45 +124,9 @@ class CacheConfig:
         return self.max_pinned_share / 2 if own is None else own
 
     @property
-    def kv_dtype(self) -> Literal["auto", "bfloat16", "int8", "fp8_e4m3", "fp8_e5m2"]:
+    def kv_dtype(self) -> KVDtype:
         """``kv_cache_dtype`` without aliases."""
-        if self.kv_cache_dtype == "bf16":
-            return "bfloat16"
-        return "fp8_e4m3" if self.kv_cache_dtype == "fp8" else self.kv_cache_dtype
-
-
-@dataclass(frozen=True, kw_only=True)
-class SpeculativeConfig:
-    """What proposes tokens ahead of the model: the object of ``--speculative-config``, in vLLM's names.
-
-    ``ngram`` proposes what followed the last tokens where they came before: the longest run of
-    ``prompt_lookup_min..prompt_lookup_max`` of them that did. One without the other is both; without any, both are 5.
-    """
-
-    method: SpeculativeMethod
-    num_speculative_tokens: int  # most tokens ahead
-    prompt_lookup_min: int | None = None
-    prompt_lookup_max: int | None = None
-    disable_by_batch_size: int = 2  # nothing is tried in a step of more requests than this
-
-    def __post_init__(self) -> None:
-        known = get_args(SpeculativeMethod)
-        _require(self.method in known, "method", self.method, f"{' or '.join(known)} (there is no other method)")
-        count, most = self.num_speculative_tokens, MAX_SPECULATIVE_TOKENS
-        _require(1 <= count <= most, "num_speculative_tokens", count, f"1..{most}")
-        shortest, longest = self.lookup
-        _require(1 <= longest <= MAX_LOOKUP, "prompt_lookup_max", longest, f"1..{MAX_LOOKUP}")
-        _require(1 <= shortest <= longest, "prompt_lookup_min", shortest, f"1..{longest} (prompt_lookup_max)")
-        size = self.disable_by_batch_size
-        _require(1 <= size <= MAX_TOKENS, "disable_by_batch_size", size, f"1..{MAX_TOKENS}")
-
-    @property
-    def lookup(self) -> tuple[int, int]:
-        """``prompt_lookup_min`` and ``prompt_lookup_max``, filled in."""
-        shortest, longest = self.prompt_lookup_min, self.prompt_lookup_max
-        if shortest is None:
-            shortest = DEFAULT_LOOKUP if longest is None else longest
-        return shortest, shortest if longest is None else longest
+        return KV_CACHE_DTYPES[self.kv_cache_dtype]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,10 +141,11 @@ class SchedulerConfig:
     long_prefill_token_threshold: int = option(
         0, "most prompt tokens of one request in a step (0: only the step's budget)", tokens=True
     )
-    scheduling_policy: SchedulingPolicy = option(
+    scheduling_policy: str = option(
         "fcfs",
         "who goes first: who came first, the lowest priority number (which also takes the place of others), or the "
         "tenant that has had the least service for its weight",
+        choices=SCHEDULING_POLICIES,
     )
     priority_ageing: float = option(
         0.0, "seconds of age that are worth one level of priority, so that nobody waits for ever (0: never)"
@@ -206,24 +162,23 @@ class SchedulerConfig:
     )
 
     def __post_init__(self) -> None:
-        _require(1 <= self.max_num_seqs <= MAX_TOKENS, "max_num_seqs", self.max_num_seqs, f"1..{MAX_TOKENS}")
-        _require(
+        check_choices(self)
+        require(1 <= self.max_num_seqs <= MAX_TOKENS, "max_num_seqs", self.max_num_seqs, f"1..{MAX_TOKENS}")
+        require(
             self.max_num_seqs <= self.step_tokens <= MAX_TOKENS,
             "max_num_batched_tokens",
             self.step_tokens,
             f"at least max_num_seqs ({self.max_num_seqs}), and at most {MAX_TOKENS}",
         )
-        policy, known = self.scheduling_policy, get_args(SchedulingPolicy)
-        _require(policy in known, "scheduling_policy", policy, f"one of {', '.join(known)}")
         ageing = self.priority_ageing
-        _require(0 <= ageing <= MAX_SECONDS, "priority_ageing", ageing, f"0..{MAX_SECONDS:g}")
+        require(0 <= ageing <= MAX_SECONDS, "priority_ageing", ageing, f"0..{MAX_SECONDS:g}")
         overtakes = self.longest_prefix_first
-        _require(0 <= overtakes <= MAX_TOKENS, "longest_prefix_first", overtakes, f"0..{MAX_TOKENS}")
+        require(0 <= overtakes <= MAX_TOKENS, "longest_prefix_first", overtakes, f"0..{MAX_TOKENS}")
         depth = self.pipeline_depth
-        _require(1 <= depth <= 4, "pipeline_depth", depth, "1..4")
+        require(1 <= depth <= 4, "pipeline_depth", depth, "1..4")
         rule = "1 with speculative_config, since a step begins behind the tokens that the one before it accepted"
-        _require(depth == 1 or self.speculative_config is None, "pipeline_depth", depth, rule)
-        _require(
+        require(depth == 1 or self.speculative_config is None, "pipeline_depth", depth, rule)
+        require(
             0 <= self.long_prefill_token_threshold <= MAX_TOKENS,
             "long_prefill_token_threshold",
             self.long_prefill_token_threshold,
@@ -261,13 +216,14 @@ class SchedulerConfig:
 class BackendConfig:
     """Which kernels run the model."""
 
-    backend: Literal["auto", "cpu", "reference"] = option("auto", "kernels that run the model")
+    backend: str = option("auto", "kernels that run the model", choices=("auto", *BACKENDS))
     threads: int | None = option(None, "compute threads (default: one per physical core)")
     weights_cache: bool = option(True, "keep packed weights beside the models, for faster starts")
     weights_cache_dir: str | None = option(None, "where packed weights are kept (default: packed/ in the cache)")
 
     def __post_init__(self) -> None:
-        _require(self.threads is None or 1 <= self.threads <= 256, "threads", self.threads, "1..256")
+        check_choices(self)
+        require(self.threads is None or 1 <= self.threads <= 256, "threads", self.threads, "1..256")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,13 +247,12 @@ class SamplingConfig:
     )
 
     def __post_init__(self) -> None:
-        modes = get_args(LogprobsMode)
-        _require(-1 <= self.max_logprobs <= MAX_TOKENS, "max_logprobs", self.max_logprobs, f"-1..{MAX_TOKENS}")
-        _require(self.logprobs_mode in modes, "logprobs_mode", self.logprobs_mode, f"one of {', '.join(modes)}")
-        _require(1 <= self.max_n <= MAX_SAMPLES, "max_n", self.max_n, f"1..{MAX_SAMPLES}")
-        _require(0 <= self.max_bad_words <= 65536, "max_bad_words", self.max_bad_words, "0..65536")
-        _require(1 <= self.stream_interval <= MAX_TOKENS, "stream_interval", self.stream_interval, f"1..{MAX_TOKENS}")
-        _require(self.generation_config != "", "generation_config", "", "auto, vllm or a folder")
+        check_choices(self)
+        require(-1 <= self.max_logprobs <= MAX_TOKENS, "max_logprobs", self.max_logprobs, f"-1..{MAX_TOKENS}")
+        require(1 <= self.max_n <= MAX_SAMPLES, "max_n", self.max_n, f"1..{MAX_SAMPLES}")
+        require(0 <= self.max_bad_words <= 65536, "max_bad_words", self.max_bad_words, "0..65536")
+        require(1 <= self.stream_interval <= MAX_TOKENS, "stream_interval", self.stream_interval, f"1..{MAX_TOKENS}")
+        require(self.generation_config != "", "generation_config", "", "auto, vllm or a folder")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,9 +268,9 @@ class SupervisorConfig:
     step_timeout: float = option(300.0, "seconds of silence after which a busy engine core counts as hung (0: never)")
 
     def __post_init__(self) -> None:
-        _require(0 <= self.max_core_restarts <= 1000, "max_core_restarts", self.max_core_restarts, "0..1000")
+        require(0 <= self.max_core_restarts <= 1000, "max_core_restarts", self.max_core_restarts, "0..1000")
         for name in ("core_restart_window", "core_restart_backoff", "core_restart_wait", "step_timeout"):
-            _require(0 <= getattr(self, name) <= MAX_SECONDS, name, getattr(self, name), f"0..{MAX_SECONDS:g}")
+            require(0 <= getattr(self, name) <= MAX_SECONDS, name, getattr(self, name), f"0..{MAX_SECONDS:g}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,9 +292,9 @@ class QueueConfig:
     def __post_init__(self) -> None:
         for name in ("max_num_queued_reqs", "max_num_queued_tokens"):
             value = getattr(self, name)
-            _require(value is None or 0 <= value <= MAX_TOKENS, name, value, f"0..{MAX_TOKENS}")
+            require(value is None or 0 <= value <= MAX_TOKENS, name, value, f"0..{MAX_TOKENS}")
         for name in ("max_queue_time", "generation_timeout"):
-            _require(0 <= getattr(self, name) <= MAX_SECONDS, name, getattr(self, name), f"0..{MAX_SECONDS:g}")
+            require(0 <= getattr(self, name) <= MAX_SECONDS, name, getattr(self, name), f"0..{MAX_SECONDS:g}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,9 +309,9 @@ class StructuredOutputsConfig:
     )
 
     def __post_init__(self) -> None:
-        _require(0.01 <= self.grammar_timeout <= 600, "grammar_timeout", self.grammar_timeout, "0.01..600 seconds")
+        require(0.01 <= self.grammar_timeout <= 600, "grammar_timeout", self.grammar_timeout, "0.01..600 seconds")
         size = self.max_grammar_bytes
-        _require(1 <= size <= MAX_GRAMMAR_BYTES, "max_grammar_bytes", size, "at most 1 MiB")
+        require(1 <= size <= MAX_GRAMMAR_BYTES, "max_grammar_bytes", size, "at most 1 MiB")
 
 
 @dataclass(frozen=True, kw_only=True)

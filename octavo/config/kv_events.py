@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
+from octavo.config.choices import KV_EVENT_PUBLISHERS
+from octavo.config.option import one_of
 from octavo.exceptions import ConfigError
 
 MOST = 10**7
@@ -36,8 +38,8 @@ class KVEventsConfig:
                 raise ConfigError(f"kv_events_config: {one.name} = {value!r}: must be {kind.__name__}")
             if kind is int and not 1 <= value <= MOST:
                 raise ConfigError(f"kv_events_config: {one.name} = {value}: must be 1..{MOST}")
-        if self.publisher not in (None, "null", "zmq"):
-            raise ConfigError(f"kv_events_config: publisher = {self.publisher!r}: must be null or zmq")
+        if self.publisher is not None:
+            one_of("kv_events_config: publisher", self.publisher, KV_EVENT_PUBLISHERS)
         for name in ("endpoint", "replay_endpoint"):
             address = getattr(self, name)
             if address is not None and not address.startswith(("tcp://", "ipc://", "inproc://")):

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
-from octavo.config.engine import _require, option
-
-LogFormat = Literal["text", "json"]
-LogLevel = Literal["debug", "info", "warning", "error"]
+from octavo.config.option import check_choices, option, require
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogConfig:
     """What a server writes to standard error. Of prompts and answers that is nothing, unless asked for."""
 
-    log_format: LogFormat = option("text", "lines for people, or JSON objects with the request's id")
-    log_level: LogLevel = option("info", "least urgent lines that are written")
+    log_format: Literal["text", "json"] = option("text", "lines for people, or JSON objects with the request's id")
+    log_level: Literal["debug", "info", "warning", "error"] = option("info", "least urgent lines that are written")
     enable_log_requests: bool = option(False, "log prompt and parameters of every request")
     enable_log_outputs: bool = option(False, "log the text of every answer")
     max_log_len: int | None = option(None, "most characters of a prompt or answer in the log (default: all)")
@@ -26,11 +23,9 @@ class LogConfig:
     )
 
     def __post_init__(self) -> None:
-        for name, known in (("log_format", get_args(LogFormat)), ("log_level", get_args(LogLevel))):
-            value = getattr(self, name)
-            _require(value in known, name, value, f"one of {', '.join(known)}")
+        check_choices(self)
         length = self.max_log_len
-        _require(length is None or 0 <= length <= 2**31, "max_log_len", length, f"0..{2**31}")
+        require(length is None or 0 <= length <= 2**31, "max_log_len", length, f"0..{2**31}")
 
     @property
     def quiet_paths(self) -> frozenset[str]:

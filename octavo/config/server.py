@@ -6,7 +6,7 @@ import ipaddress
 import re
 from dataclasses import dataclass
 
-from octavo.config.engine import MAX_SECONDS, _require, option
+from octavo.config.option import MAX_SECONDS, option, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,44 +83,44 @@ class ServerConfig:
     strict: bool = option(False, "refuse requests with unknown fields, instead of naming these in a header")
 
     def __post_init__(self) -> None:
-        _require(0 <= self.port <= 65535, "port", self.port, "0..65535")
+        require(0 <= self.port <= 65535, "port", self.port, "0..65535")
         for name in ("shutdown_timeout", "request_timeout", "slow_client_timeout"):
-            _require(0 <= getattr(self, name) <= MAX_SECONDS, name, getattr(self, name), f"0..{MAX_SECONDS:g}")
+            require(0 <= getattr(self, name) <= MAX_SECONDS, name, getattr(self, name), f"0..{MAX_SECONDS:g}")
         header = self.tenant_header
-        _require(header is None or bool(re.fullmatch("[A-Za-z0-9-]{1,64}", header)), "tenant_header", header, "a name")
+        require(header is None or bool(re.fullmatch("[A-Za-z0-9-]{1,64}", header)), "tenant_header", header, "a name")
         size = self.max_body_bytes
-        _require(1024 <= size <= 1 << 30, "max_body_bytes", size, "1 KiB to 1 GiB")
+        require(1024 <= size <= 1 << 30, "max_body_bytes", size, "1 KiB to 1 GiB")
         size = self.h11_max_incomplete_event_size
-        _require(1024 <= size <= 16 << 20, "h11_max_incomplete_event_size", size, "1 KiB to 16 MiB")
-        _require(1 <= self.h11_max_header_count <= 65536, "h11_max_header_count", self.h11_max_header_count, "1..65536")
+        require(1024 <= size <= 16 << 20, "h11_max_incomplete_event_size", size, "1 KiB to 16 MiB")
+        require(1 <= self.h11_max_header_count <= 65536, "h11_max_header_count", self.h11_max_header_count, "1..65536")
         for name in ("api_key", "admin_api_key"):  # the keys themselves stay out of the message
             keys = getattr(self, name)
             valid = isinstance(keys, tuple) and all(re.fullmatch("[!-~]{1,1024}", key) for key in keys)
-            _require(valid, name, "***", "1 to 1024 printable ASCII characters without spaces")
+            require(valid, name, "***", "1 to 1024 printable ASCII characters without spaces")
         shared = set(self.api_key) & set(self.admin_api_key)
-        _require(not shared, "admin_api_key", "***", "another key than every api_key")
+        require(not shared, "admin_api_key", "***", "another key than every api_key")
         self._check_tls()
         path = self.root_path
-        _require(not path or bool(re.fullmatch(r"(/[\w.~-]+)+", path)), "root_path", path, "like /llm, or empty")
+        require(not path or bool(re.fullmatch(r"(/[\w.~-]+)+", path)), "root_path", path, "like /llm, or empty")
         for address in self.forwarded_allow_ips:
-            _require(_is_network(address), "forwarded_allow_ips", address, "addresses or networks")
+            require(_is_network(address), "forwarded_allow_ips", address, "addresses or networks")
         for host in self.allowed_hosts:
             known = bool(re.fullmatch(r"\*|(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", host))
-            _require(known, "allowed_hosts", host, "names without ports, like llm.example or *.example, or *")
+            require(known, "allowed_hosts", host, "names without ports, like llm.example or *.example, or *")
         anybody = self.allow_credentials and "*" in self.allowed_origins
-        _require(
+        require(
             not anybody, "allow_credentials", True, "left out where allowed_origins has *: any page would be let in"
         )
         pages = self.enable_docs_page and self.disable_fastapi_docs
-        _require(not pages, "enable_docs_page", True, "left out with disable_fastapi_docs")
+        require(not pages, "enable_docs_page", True, "left out with disable_fastapi_docs")
 
     def _check_tls(self) -> None:
-        _require(self.ssl_cert_reqs in (0, 1, 2), "ssl_cert_reqs", self.ssl_cert_reqs, "0, 1 or 2")
+        require(self.ssl_cert_reqs in (0, 1, 2), "ssl_cert_reqs", self.ssl_cert_reqs, "0, 1 or 2")
         for name in ("ssl_keyfile", "ssl_ca_certs"):
             path = getattr(self, name)
-            _require(path is None or self.ssl_certfile is not None, name, path, "given with ssl_certfile")
+            require(path is None or self.ssl_certfile is not None, name, path, "given with ssl_certfile")
         needs = self.ssl_cert_reqs == 0 or self.ssl_ca_certs is not None
-        _require(
+        require(
             needs, "ssl_cert_reqs", self.ssl_cert_reqs, "0 without ssl_ca_certs, for no certificate could be checked"
         )
 

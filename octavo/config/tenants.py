@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from octavo.config.engine import MAX_TOKENS, _require
+from octavo.config.option import MAX_TOKENS, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,13 +20,13 @@ class TenantLimits:
     priority: tuple[int, int] | None = None  # the least and the greatest number that its requests may have
 
     def __post_init__(self) -> None:
-        _require(0.001 <= self.weight <= 1e6 and math.isfinite(self.weight), "weight", self.weight, "0.001..1e6")
+        require(0.001 <= self.weight <= 1e6 and math.isfinite(self.weight), "weight", self.weight, "0.001..1e6")
         for name in ("max_running", "max_queued", "tokens_per_minute", "max_tokens"):
             value = getattr(self, name)
-            _require(value is None or 1 <= value <= MAX_TOKENS, name, value, f"1..{MAX_TOKENS}")
+            require(value is None or 1 <= value <= MAX_TOKENS, name, value, f"1..{MAX_TOKENS}")
         if self.priority is not None:
             low, high = self.priority
-            _require(-MAX_TOKENS <= low <= high <= MAX_TOKENS, "priority", self.priority, "two numbers, lower first")
+            require(-MAX_TOKENS <= low <= high <= MAX_TOKENS, "priority", self.priority, "two numbers, lower first")
 
 
 @dataclass(frozen=True, kw_only=True)

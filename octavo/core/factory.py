@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable, Sequence
 
 from octavo.config import CacheConfig, SchedulerConfig
+from octavo.config.choices import SCHEDULING_POLICIES
 from octavo.core.admission import LengthLimits, MaxNumSeqs, Requirement, TenantSeats
 from octavo.core.kv_cache.event_log import NO_EVENTS, EventLog
 from octavo.core.kv_cache.groups import KVManager, make_manager
 from octavo.core.kv_cache.pins import PinLimits
 from octavo.core.longest_prefix import by_prefix
 from octavo.core.observers import Counters, MissReports, PinWishes
-from octavo.core.policy import POLICIES, Policy
+from octavo.core.policy import Policy
 from octavo.core.scheduler import Scheduler
 from octavo.core.suspects import Suspects
 from octavo.exceptions import ConfigError
@@ -75,7 +76,7 @@ def make_scheduler(
 
 def make_policy(config: SchedulerConfig, kv: KVManager) -> Policy:
     """The policy by its name, behind :class:`LongestPrefixFirst` where the configuration allows overtaking."""
-    policy: Policy = resolve(POLICIES[config.scheduling_policy])(config)
+    policy: Policy = resolve(SCHEDULING_POLICIES[config.scheduling_policy])(config)
     return by_prefix(policy, config.longest_prefix_first, lambda request: kv.find_prefix(request).num_tokens)
 
 

@@ -10,12 +10,6 @@ from typing import Protocol
 from octavo.config import SchedulerConfig
 from octavo.core.request import Request
 
-POLICIES = {
-    "fcfs": "octavo.core.policy:FcfsPolicy",
-    "priority": "octavo.core.priority:PriorityPolicy",
-    "fair": "octavo.core.fair:FairPolicy",
-}
-
 
 class Policy(Protocol):
     """A ranking of requests, seen as a queue, an order of service and a choice of victim.

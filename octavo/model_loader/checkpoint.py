@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
+from octavo.config import Dtype
 from octavo.quantization.base import Weight
-from octavo.quantization.schemes.unquantized import Dtype
 
 
 class Checkpoint(Protocol):

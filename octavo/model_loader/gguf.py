@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from octavo.config import Dtype
 from octavo.exceptions import FormatError, UnsupportedModel
 from octavo.formats.gguf import GGUFFile
 from octavo.quantization.base import Weight
 from octavo.quantization.schemes import gguf as scheme
-from octavo.quantization.schemes.unquantized import Dtype, plus
+from octavo.quantization.schemes.unquantized import plus
 
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYER = {

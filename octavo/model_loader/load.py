@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from octavo.config import ModelConfig
+from octavo.config import Dtype, ModelConfig
 from octavo.exceptions import FormatError, ModelError, ModelNotFound, UnsupportedModel
 from octavo.formats.hf import read_json
 from octavo.model_loader.checkpoint import Checkpoint
@@ -23,7 +23,6 @@ from octavo.program import LayerKV, Program
 from octavo.quantization.base import LazyWeights, Weight, Weights, owners
 from octavo.quantization.registry import find_scheme
 from octavo.quantization.schemes import unquantized
-from octavo.quantization.schemes.unquantized import Dtype
 
 MAX_LAYERS = 1000  # of a model of which only the config is there
 _FLOAT_TYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}

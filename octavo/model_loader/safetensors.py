@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy.typing as npt
 
+from octavo.config import Dtype
 from octavo.exceptions import FormatError, UnsupportedModel
 from octavo.formats.hf import SafetensorsFolder, read_json
 from octavo.quantization.base import Scheme, Weight
 from octavo.quantization.registry import find_scheme
 from octavo.quantization.schemes import unquantized
-from octavo.quantization.schemes.unquantized import Dtype
 
 _FLOATS = ("F32", "F16", "BF16")
 

@@ -12,12 +12,13 @@ from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
+from octavo.config import Dtype
 from octavo.exceptions import ModelError
 from octavo.model_loader.checkpoint import Checkpoint
 from octavo.models.family import WeightMap
 from octavo.program import Program
 from octavo.quantization.base import LazyWeights, Weight, Weights
-from octavo.quantization.schemes.unquantized import Dtype, plus
+from octavo.quantization.schemes.unquantized import plus
 
 _READERS = ("model_loader", "models", "quantization")  # the packages that decide what values come of a file
 

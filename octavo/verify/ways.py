@@ -12,6 +12,7 @@ from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from octavo.config.choices import PREFIX_INDEXES
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.outputs import RequestOutput
 from octavo.verify.cases import Case, make_cases, make_growing_cases, make_repeating_cases
@@ -94,7 +95,7 @@ def _make_reference(engine: LLMEngine, *, quick: bool) -> _Reference:
 
 
 def _cache_results(start: OpenEngine, cases: list[Case], expected: list[RequestOutput]) -> Iterator[VerifyResult]:
-    for index in ("hash", "radix"):
+    for index in PREFIX_INDEXES:
         with start(enable_prefix_caching=True, prefix_index=index) as engine:
             for state in ("cold", "warm"):
                 name, got = f"prefix cache, {index}, {state}", run_cases(engine, cases)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.backends.registry import BACKENDS, make_backend
+from octavo.backends.registry import make_backend
 from octavo.config import BackendConfig
+from octavo.config.choices import BACKENDS
 from octavo.exceptions import KernelError
 
 

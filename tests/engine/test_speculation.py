@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 import pytest
 
 from octavo.config import SpeculativeConfig
+from octavo.config.choices import DRAFTERS
 from octavo.engine.async_llm import AsyncLLM
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.outputs import RequestOutput
 from octavo.messages import BeamSearch, RequestOutputKind, SchedulerStats, StructuredOutputsParams
 from octavo.worker.request_states import RequestStates
-from octavo.worker.spec_decode.registry import DRAFTERS
 
 from .test_async_llm import metric, read
 from .test_sampling import FEATURES, finals, params

@@ -10,7 +10,7 @@ import pytest
 
 from octavo.args.engine_args import engine_config_from_kwargs
 from octavo.args.resolve import resolve_engine_config
-from octavo.core.kv_cache.prefix_index import INDEXES
+from octavo.config.choices import PREFIX_INDEXES
 from octavo.engine.llm_engine import LLMEngine
 from octavo.messages import EngineCoreRequest, SamplingParams, TokenLogprobs
 
@@ -92,7 +92,7 @@ def alone(smollm2_path: str) -> Iterator[dict[int, Answers]]:
 
 @pytest.mark.parametrize("n", [1, 4])
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
-@pytest.mark.parametrize("index", INDEXES)
+@pytest.mark.parametrize("index", PREFIX_INDEXES)
 def test_cold_warm_and_after_a_restart(
     index: str, mode: str, n: int, smollm2_path: str, block_bytes: int, alone: dict[int, Answers], tmp_path: Path
 ) -> None:

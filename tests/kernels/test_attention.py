@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from octavo.backends.base import KVDtype, Limits, Runnable
+from octavo.backends.base import Limits, Runnable
+from octavo.config import KVDtype
 from octavo.exceptions import KernelError
 from tests.kernels.kernel_programs import (
     ISAS,

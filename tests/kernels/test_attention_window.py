@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from octavo.backends.base import KVDtype, Runnable
+from octavo.backends.base import Runnable
 from octavo.backends.reference import ops
+from octavo.config import KVDtype
 from octavo.exceptions import ModelError
 from tests.kernels.kernel_programs import ISAS, Chunk, close_to, cpu, random_weights, reference, step, window_case
 from tests.kernels.test_attention import (

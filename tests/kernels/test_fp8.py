@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from octavo.backends.base import KVDtype
 from octavo.backends.reference.ops import KV_ROUNDING, nearest_fp8
+from octavo.config import KVDtype
 from octavo.program import ProgramBuilder, Value
 from octavo.quantization.base import Weight
 from tests.kernels.kernel_programs import ISAS, Chunk, OpCase, cpu, step

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from octavo.backends.base import KVDtype, Limits, StepInputs
+from octavo.backends.base import Limits, StepInputs
 from octavo.backends.registry import make_backend
-from octavo.config import BackendConfig, ModelConfig
+from octavo.config import BackendConfig, KVDtype, ModelConfig
 from octavo.model_loader import load_model
 from octavo.tokenizer import load_tokenizer
 from tests.models.test_smollm2 import TEXT

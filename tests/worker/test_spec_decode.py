@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.config import SchedulerConfig, SpeculativeConfig
+from octavo.config.choices import DRAFTERS
 from octavo.exceptions import ConfigError
 from octavo.messages import OutputOptions, SamplingParams
 from octavo.worker.spec_decode.drafter import NullDrafter
 from octavo.worker.spec_decode.methods.ngram import NgramDrafter
-from octavo.worker.spec_decode.registry import DRAFTERS, make_drafter
+from octavo.worker.spec_decode.registry import make_drafter
 from tests.worker.test_model_runner import OUTPUT, PARAMS, PROMPTS, result_of, run_alone
 from tests.worker.tiny_model import MAX_LEN, VOCAB, Driver, all_blocks, make_runner, new_request, random_weights
 
@@ -93,10 +94,10 @@ def test_logits_are_kept_for_every_draft_of_a_step() -> None:
 
 def test_every_method_has_a_drafter() -> None:
     for method in DRAFTERS:
-        config = SpeculativeConfig(method=method, num_speculative_tokens=2)  # type: ignore[arg-type]
+        config = SpeculativeConfig(method=method, num_speculative_tokens=2)
         assert not isinstance(make_drafter(config), NullDrafter)
     with pytest.raises(ConfigError, match=r"eagle.*ngram"):
-        SpeculativeConfig(method="eagle", num_speculative_tokens=2)  # type: ignore[arg-type]
+        SpeculativeConfig(method="eagle", num_speculative_tokens=2)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,6 @@ from octavo.backends.base import (
     ByteArray,
     FloatArray,
     Footprint,
-    KVDtype,
     Limits,
     SampledRows,
     SampleRows,
@@ -30,7 +29,7 @@ from octavo.backends.cpu.packed import Directory, as_bytes
 from octavo.backends.cpu.packed_cache import PackedCache
 from octavo.backends.cpu.weights import PackedWeights
 from octavo.backends.identity import code_identity
-from octavo.config import BackendConfig
+from octavo.config import BackendConfig, KVDtype
 from octavo.exceptions import KernelError
 from octavo.platforms.cpu import physical_cores
 from octavo.program import LayerKV, Program

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from octavo.backends.base import ByteArray, FloatArray, Footprint, KVDtype, Limits, StepInputs
+from octavo.backends.base import ByteArray, FloatArray, Footprint, Limits, StepInputs
 from octavo.backends.identity import code_identity
 from octavo.backends.reference import ops
-from octavo.config import BackendConfig
+from octavo.config import BackendConfig, KVDtype
 from octavo.exceptions import KernelError
 from octavo.program import LayerKV, Op, Program
 from octavo.quantization.base import Weights, owners, stack_dequantized

@@ -106,7 +106,7 @@ class KVCacheManager:
         clock: Callable[[], float] = time.monotonic,
         events: EventLog | NullEventLog = NO_EVENTS,
     ) -> None:
-        """``prefix_index``: one of ``INDEXES``."""
+        """``prefix_index``: one of ``PREFIX_INDEXES``."""
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.tiers = TierLink(tiers or TierChain(), block_size)

@@ -8,15 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+from octavo.config.choices import PREFIX_INDEXES
 from octavo.core.kv_cache.block import Block
 from octavo.core.kv_cache.names import Names
 from octavo.core.request import Request
 from octavo.utils.registry import resolve
-
-INDEXES = {
-    "hash": "octavo.core.kv_cache.hash_index:HashIndex",
-    "radix": "octavo.core.kv_cache.radix_index:RadixIndex",
-}
 
 
 class Match(NamedTuple):
@@ -73,6 +69,6 @@ class PrefixIndex(Protocol):
 
 
 def make_index(kind: str, block_size: int, num_groups: int, clock: Callable[[], float]) -> PrefixIndex:
-    """An empty index. ``kind``: one of ``INDEXES``; ``radix`` only for one KV group of full attention."""
-    index: PrefixIndex = resolve(INDEXES[kind])(Names(block_size, clock), block_size, num_groups)
+    """An empty index. ``kind``: one of ``PREFIX_INDEXES``; ``radix`` only for one KV group of full attention."""
+    index: PrefixIndex = resolve(PREFIX_INDEXES[kind])(Names(block_size, clock), block_size, num_groups)
     return index

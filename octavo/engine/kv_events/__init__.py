@@ -6,13 +6,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from octavo.config import KVEventsConfig
+from octavo.config.choices import KV_EVENT_PUBLISHERS
 from octavo.messages import KVEvent
 from octavo.utils.registry import resolve
-
-PUBLISHERS = {
-    "null": "octavo.engine.kv_events:NullPublisher",
-    "zmq": "octavo.engine.kv_events.zmq_publisher:ZmqPublisher",
-}
 
 
 class KVEventPublisher(Protocol):
@@ -42,5 +38,5 @@ class NullPublisher:
 
 def make_publisher(config: KVEventsConfig) -> KVEventPublisher:
     """The publisher that ``config`` asks for. Raises ConfigError if an endpoint cannot be had."""
-    publisher: KVEventPublisher = resolve(PUBLISHERS["zmq" if config.enabled else "null"])(config)
+    publisher: KVEventPublisher = resolve(KV_EVENT_PUBLISHERS["zmq" if config.enabled else "null"])(config)
     return publisher

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from octavo.config import Dtype
 from octavo.exceptions import FormatError, UnsupportedModel
 from octavo.quantization.base import Weight, outline
 from octavo.quantization.schemes import unquantized
@@ -52,7 +53,7 @@ _PIECE = 2048  # blocks converted at a time
 _FLOATS: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 
 
-def from_blocks(raw: U8, type: str, shape: tuple[int, ...], dtype: unquantized.Dtype = "auto") -> Weight:
+def from_blocks(raw: U8, type: str, shape: tuple[int, ...], dtype: Dtype = "auto") -> Weight:
     """A Weight from a GGUF tensor's raw bytes (C order, rows of K = shape[-1] numbers).
 
     ``dtype`` matters to float types only. Raises UnsupportedModel for types octavo lacks and for quantised vectors,
@@ -94,7 +95,7 @@ def _by_row(flat: Bytes | None, rows: int) -> Bytes | None:
     return None if flat is None else flat.reshape(rows, -1)
 
 
-def outline_of(type: str, shape: tuple[int, ...], dtype: unquantized.Dtype = "auto") -> Weight:
+def outline_of(type: str, shape: tuple[int, ...], dtype: Dtype = "auto") -> Weight:
     """What ``from_blocks`` makes of a tensor of this type and shape, without its numbers. Raises as that."""
     check_type(type, shape)
     if type in _FLOATS:

@@ -7,10 +7,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from octavo.config import Dtype
 from octavo.exceptions import UnsupportedModel
 from octavo.quantization.base import Weight, outline
-
-Dtype = Literal["auto", "bfloat16", "float32"]
 
 
 def to_float32(data: npt.NDArray[Any], source: str) -> npt.NDArray[np.float32]:

@@ -1,14 +1,11 @@
-"""Names of speculative methods -> their drafters."""
+"""The drafter of a speculative method."""
 
 from __future__ import annotations
 
 from octavo.config import SpeculativeConfig
+from octavo.config.choices import DRAFTERS
 from octavo.utils.registry import resolve
 from octavo.worker.spec_decode.drafter import Drafter, NullDrafter
-
-DRAFTERS = {
-    "ngram": "octavo.worker.spec_decode.methods.ngram:NgramDrafter",
-}
 
 
 def make_drafter(config: SpeculativeConfig | None) -> Drafter:

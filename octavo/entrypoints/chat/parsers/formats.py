@@ -5,14 +5,15 @@ A format is a grammar to read a message with and, for calls, the texts to demand
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from octavo.config.choices import REASONING_PARSERS, TOOL_PARSER_ALIASES, TOOL_PARSERS
 from octavo.entrypoints.chat.parsers.base import Parser
 from octavo.entrypoints.chat.parsers.cursor import Cursor, Incremental, Step
 from octavo.exceptions import ConfigError
+from octavo.utils.registry import resolve
 
 Tools = Mapping[str, Mapping[str, Any]]  # name -> JSON schema of its parameters
 
@@ -82,25 +83,9 @@ class ReasoningFormat:
         return prompt.rstrip().endswith(self.open)
 
 
-PACKAGE = "octavo.entrypoints.chat.parsers"
-
-TOOL_PARSERS = {
-    "hermes": f"{PACKAGE}.hermes:FORMAT",
-    "llama3_json": f"{PACKAGE}.llama3_json:FORMAT",
-    "mistral": f"{PACKAGE}.mistral:FORMAT",
-    "qwen3_coder": f"{PACKAGE}.qwen3_coder:FORMAT",
-    "qwen3_xml": f"{PACKAGE}.qwen3_coder:FORMAT",
-}
-REASONING_PARSERS = {
-    "deepseek_r1": f"{PACKAGE}.think:FORMAT",
-    "mistral": f"{PACKAGE}.think:MISTRAL",
-    "qwen3": f"{PACKAGE}.think:FORMAT",
-}
-
-
 def tool_format(name: str) -> ToolFormat:
     """Raises ConfigError for an unknown name."""
-    found = _load("tool_call_parser", name, TOOL_PARSERS)
+    found = _load("tool_call_parser", TOOL_PARSER_ALIASES.get(name, name), TOOL_PARSERS)
     assert isinstance(found, ToolFormat)
     return found
 
@@ -115,8 +100,8 @@ def reasoning_format(name: str) -> ReasoningFormat:
 def _load(setting: str, name: str, table: dict[str, str]) -> object:
     if name not in table:
         raise ConfigError(f"{setting} = {name!r}: must be auto, none, or one of {', '.join(table)}")
-    module, _, attribute = table[name].partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    found: object = resolve(table[name])
+    return found
 
 
 # What a template writes -> the parser that reads it; the first that matches. A template with one of FOREIGN has a
