@@ -12,7 +12,7 @@ from octavo.config import CacheConfig, SchedulerConfig
 from octavo.config.choices import SCHEDULING_POLICIES
 from octavo.core.admission import LengthLimits, MaxNumSeqs, Requirement, TenantSeats
 from octavo.core.kv_cache.event_log import NO_EVENTS, EventLog
-from octavo.core.kv_cache.groups import KVManager, make_manager
+from octavo.core.kv_cache.manager import KVCacheManager
 from octavo.core.kv_cache.pins import PinLimits
 from octavo.core.longest_prefix import by_prefix
 from octavo.core.observers import Counters, MissReports, PinWishes
@@ -42,7 +42,7 @@ def make_scheduler(
     """
     if num_blocks < 2:
         raise ConfigError(f"num_blocks = {num_blocks}: must be at least 2 (one is the null block)")
-    kv = make_manager(
+    kv = KVCacheManager(
         num_blocks,
         cache.block_size,
         groups,
@@ -74,7 +74,7 @@ def make_scheduler(
     )
 
 
-def make_policy(config: SchedulerConfig, kv: KVManager) -> Policy:
+def make_policy(config: SchedulerConfig, kv: KVCacheManager) -> Policy:
     """The policy by its name, behind :class:`LongestPrefixFirst` where the configuration allows overtaking."""
     policy: Policy = resolve(SCHEDULING_POLICIES[config.scheduling_policy])(config)
     return by_prefix(policy, config.longest_prefix_first, lambda request: kv.find_prefix(request).num_tokens)

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from octavo.core.kv_cache.groups import KVManager
-from octavo.core.kv_cache.manager import Prefix
+from octavo.core.kv_cache.manager import KVCacheManager
 from octavo.core.kv_cache.pinning import pin_wishes
+from octavo.core.kv_cache.prefix_finder import Prefix
 from octavo.core.request import Request
 
 
@@ -97,7 +97,7 @@ class Counters(Observer):
 class PinWishes(Observer):
     """Sets the pins that a request's CacheOptions ask for."""
 
-    def __init__(self, kv: KVManager) -> None:
+    def __init__(self, kv: KVCacheManager) -> None:
         self._kv = kv
 
     def queued(self, request: Request) -> None:
@@ -107,7 +107,7 @@ class PinWishes(Observer):
 class MissReports(Observer):
     """Notes why no more of a prompt was found in the prefix cache, for requests that ask."""
 
-    def __init__(self, kv: KVManager) -> None:
+    def __init__(self, kv: KVCacheManager) -> None:
         self._misses = kv.cache.misses
 
     def admitted(self, request: Request, found: Prefix | None) -> None:

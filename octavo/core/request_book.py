@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from octavo.core.kv_cache.groups import KVManager
-from octavo.core.kv_cache.manager import Prefix
+from octavo.core.kv_cache.manager import KVCacheManager
+from octavo.core.kv_cache.prefix_finder import Prefix
 from octavo.core.observers import Observer
 from octavo.core.policy import Policy
 from octavo.core.request import Request, RequestStatus
@@ -21,7 +21,7 @@ from octavo.messages import EngineCoreOutput, FinishReason, RequestFault
 class RequestBook:
     """Those that wait are in ``policy``'s queue, too."""
 
-    def __init__(self, policy: Policy, kv: KVManager, observers: Sequence[Observer]) -> None:
+    def __init__(self, policy: Policy, kv: KVCacheManager, observers: Sequence[Observer]) -> None:
         self._policy = policy
         self._kv = kv
         self._observers = observers

@@ -12,8 +12,7 @@ from typing import Any
 
 from octavo.config import SchedulerConfig
 from octavo.core.admission import AdmissionRule, Deferral, LengthLimits, Requirement
-from octavo.core.kv_cache.groups import KVManager
-from octavo.core.kv_cache.manager import Room
+from octavo.core.kv_cache.manager import KVCacheManager, Room
 from octavo.core.observers import Observer
 from octavo.core.policy import Policy
 from octavo.core.queries import CoreState, reply_to
@@ -48,7 +47,7 @@ class Scheduler:
     def __init__(
         self,
         config: SchedulerConfig,
-        kv: KVManager,
+        kv: KVCacheManager,
         policy: Policy,
         limits: LengthLimits,
         suspects: Suspects,

@@ -7,7 +7,8 @@ from typing import Any
 
 from octavo.config import SchedulerConfig
 from octavo.core.admission import LengthLimits
-from octavo.core.kv_cache.manager import KVCacheManager, Prefix
+from octavo.core.kv_cache.manager import KVCacheManager
+from octavo.core.kv_cache.prefix_finder import Prefix
 from octavo.core.observers import Observer
 from octavo.core.policy import FcfsPolicy
 from octavo.core.request import Request

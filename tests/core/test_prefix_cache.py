@@ -10,7 +10,8 @@ import pytest
 
 from octavo.config import SchedulerConfig
 from octavo.core.kv_cache.hashing import hash_block
-from octavo.core.kv_cache.manager import KVCacheManager, Prefix
+from octavo.core.kv_cache.manager import KVCacheManager
+from octavo.core.kv_cache.prefix_finder import Prefix
 from octavo.core.request import Request
 from octavo.core.sample_group import SOLO
 from octavo.messages import FinishReason, RequestFault, ResetCache

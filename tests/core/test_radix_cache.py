@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from octavo.config import CacheConfig, SchedulerConfig
-from octavo.core.kv_cache.groups import make_manager
 from octavo.core.kv_cache.hash_index import HashIndex
 from octavo.core.kv_cache.manager import NO_ROOM_NEEDED, KVCacheManager
 from octavo.core.request import Request
@@ -163,7 +162,7 @@ def test_a_prefix_restored_from_a_tier_is_found_token_by_token() -> None:
 
 
 def test_windowed_models_find_blocks_by_hash() -> None:
-    manager = make_manager(9, 4, kv_specs([None, 8]), enable_prefix_caching=True, prefix_index="radix")
+    manager = KVCacheManager(9, 4, kv_specs([None, 8]), enable_prefix_caching=True, prefix_index="radix")
     assert isinstance(manager.index, HashIndex)
 
 

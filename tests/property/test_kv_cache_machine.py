@@ -11,7 +11,6 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from octavo.core.kv_cache.block import Block
 from octavo.core.kv_cache.block_pool import BlockPool
 from octavo.core.kv_cache.event_log import EventLog
-from octavo.core.kv_cache.groups import KVManager
 from octavo.core.kv_cache.manager import KVCacheManager, Room
 from octavo.core.kv_cache.misses import Misses
 from octavo.core.kv_cache.pins import PinLimits
@@ -129,7 +128,7 @@ def ask(core: CoreState, query: Query[Answer]) -> Answer:
     return reply_to(query, core).result(query)
 
 
-def follow(told: set[tuple[int, int]], manager: KVManager) -> None:
+def follow(told: set[tuple[int, int]], manager: KVCacheManager) -> None:
     """Apply the latest KV events to ``told``: then it is what can be found, by (hash, group)."""
     for event in manager.cache.events.take():
         if isinstance(event, BlockStored):

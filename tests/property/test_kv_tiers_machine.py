@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from octavo.core.kv_cache.event_log import EventLog
-from octavo.core.kv_cache.groups import GroupedKVCacheManager, make_manager
-from octavo.core.kv_cache.manager import Prefix, Room
+from octavo.core.kv_cache.manager import KVCacheManager, Room
 from octavo.core.kv_cache.names import block_key
 from octavo.core.kv_cache.pins import PinLimits
+from octavo.core.kv_cache.prefix_finder import Prefix
 from octavo.core.queries import CoreState, reply_to
 from octavo.core.request import Request
 from octavo.core.sample_group import SOLO
@@ -82,7 +82,7 @@ class KVMachine(RuleBasedStateMachine):
     ) -> None:
         num_blocks = 2 + num_tokens * len(windows) // block_size
         tiers = host_tier(host, swaps=swaps, disk=disk)
-        self.manager = make_manager(
+        self.manager = KVCacheManager(
             num_blocks,
             block_size,
             groups := kv_specs(windows),
@@ -193,7 +193,7 @@ class KVMachine(RuleBasedStateMachine):
         """Admit a request, if there is room, and compute the first tokens that are not found."""
         prefix = self.manager.find_prefix(request)
         assert prefix.num_tokens < request.num_tokens
-        if isinstance(self.manager, GroupedKVCacheManager) and self.manager.tiers.swaps.of(request) is None:
+        if self.windows != [None] and self.manager.tiers.swaps.of(request) is None:
             self.check_longest(request, prefix)
         fits, num_free = self.manager.would_fit(request, []), self.manager.pool.num_free
         count = min(chunk, self.ahead // 2, request.num_tokens - prefix.num_tokens)

@@ -10,15 +10,15 @@ from octavo.core.request import Request
 from octavo.exceptions import ValidationError
 
 if TYPE_CHECKING:
-    from octavo.core.kv_cache.groups import KVManager
+    from octavo.core.kv_cache.manager import KVCacheManager
 
 
-def pin_prefix(kv: KVManager, hashes: Sequence[bytes], tenant: str | None, ttl: float) -> PinnedPrefix:
+def pin_prefix(kv: KVCacheManager, hashes: Sequence[bytes], tenant: str | None, ttl: float) -> PinnedPrefix:
     """Pin the prefix whose rows have these hashes. Raises ValidationError if there is no room for the pin."""
     return kv.cache.pins.add(hashes[-1], len(hashes) * kv.block_size, kv.keys(hashes), tenant, ttl)
 
 
-def pin_wishes(kv: KVManager, request: Request) -> None:
+def pin_wishes(kv: KVCacheManager, request: Request) -> None:
     """Set the pins that ``request`` wishes, as far as they fit, and note in it up to which token they do."""
     kv.cache.pins.expire()
     for wish in request.source.cache.pins:

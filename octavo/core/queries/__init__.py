@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.core.kv_cache.groups import KVManager
+from octavo.core.kv_cache.manager import KVCacheManager
 from octavo.core.request import Request
 from octavo.core.sample_group import SOLO
 from octavo.exceptions import ValidationError
@@ -49,7 +49,7 @@ HANDLERS: dict[type[Query[Any]], str] = {
 class CoreState:
     """The engine core as handlers see it. ``requests``: all unfinished ones, by id. ``clock`` gives seconds."""
 
-    kv: KVManager
+    kv: KVCacheManager
     requests: Mapping[str, Request]
     clock: Callable[[], float]
 
