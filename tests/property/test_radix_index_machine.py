@@ -24,7 +24,7 @@ salts = st.sampled_from([None, "a"])
 
 
 class Listener:
-    """An Observer that remembers what it heard, and distrusts it."""
+    """A CacheObserver that remembers what it heard, and distrusts it."""
 
     def __init__(self) -> None:
         self.known: dict[bytes, Block] = {}

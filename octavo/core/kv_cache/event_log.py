@@ -33,7 +33,7 @@ class EventLog:
         self._events: list[KVEvent] = []
 
     def named(self, entry: CacheEntry) -> None:
-        """See ``Observer``."""
+        """See ``CacheObserver``."""
         group, number = entry.group, _number(entry.row_hash)
         parent = None if entry.parent is None else _number(entry.parent)
         extras = [entry.salt] if entry.parent is None and entry.salt is not None else None
@@ -62,7 +62,7 @@ class EventLog:
         )
 
     def unnamed(self, entry: CacheEntry) -> None:
-        """See ``Observer``."""
+        """See ``CacheObserver``."""
         group, number = entry.group, _number(entry.row_hash)
         last = self._events[-1] if self._events else None
         if isinstance(last, BlockRemoved) and last.group_idx == group:
@@ -71,7 +71,7 @@ class EventLog:
             self._events.append(BlockRemoved([number], MEDIUM, group))
 
     def cleared(self) -> None:
-        """See ``Observer``. What happened before does not matter any more."""
+        """See ``CacheObserver``. What happened before does not matter any more."""
         self._events = [AllBlocksCleared()]
 
     def take(self) -> Sequence[KVEvent]:

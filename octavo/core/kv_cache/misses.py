@@ -17,12 +17,12 @@ class Misses:
         self._followers: dict[bytes | None, set[CacheEntry]] | None = None  # by the hash of the row before
 
     def named(self, entry: CacheEntry) -> None:
-        """See ``Observer``."""
+        """See ``CacheObserver``."""
         if self._followers is not None:
             self._followers.setdefault(entry.parent, set()).add(entry)
 
     def unnamed(self, entry: CacheEntry) -> None:
-        """See ``Observer``."""
+        """See ``CacheObserver``."""
         if self._followers is not None:
             siblings = self._followers[entry.parent]
             siblings.remove(entry)
@@ -30,7 +30,7 @@ class Misses:
                 del self._followers[entry.parent]
 
     def cleared(self) -> None:
-        """See ``Observer``."""
+        """See ``CacheObserver``."""
         self._followers = None
 
     def explain(self, request: Request, num_found: int | None) -> CacheMiss:

@@ -5,7 +5,7 @@
     entry   = what is known of the one block that a key leads to
 
 The names are the only place where keys are kept. A block points back at its entry, so that no second table is needed
-when it is evicted. Everything else that follows the cache (pins, events, explanations) is an :class:`Observer`.
+when it is evicted. Everything else that follows the cache (pins, events, explanations) is an :class:`CacheObserver`.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class CacheEntry:
         return int.from_bytes(self.key[HASH_BYTES:])
 
 
-class Observer(Protocol):
+class CacheObserver(Protocol):
     """Hears of every change of the names, in the order of ``Names.observers``, after the change. Must change none."""
 
     def named(self, entry: CacheEntry) -> None:
@@ -103,7 +103,7 @@ class Names:
     def __init__(self, block_size: int, clock: Callable[[], float]) -> None:
         self._block_size, self._clock = block_size, clock
         self.blocks: dict[bytes, Block] = {}
-        self.observers: Sequence[Observer] = ()
+        self.observers: Sequence[CacheObserver] = ()
 
     def entries(self) -> Collection[CacheEntry]:
         """All that there are."""

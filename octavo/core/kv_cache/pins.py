@@ -176,17 +176,17 @@ class PinTable:
     # ---- heard from the names
 
     def named(self, entry: CacheEntry) -> None:
-        """See ``Observer``."""
+        """See ``CacheObserver``."""
         if entry.key in self._wanted:
             self._hold(entry.key, entry.block)
 
     def unnamed(self, entry: CacheEntry) -> None:
-        """See ``Observer``. What the block holds is wrong, or might be."""
+        """See ``CacheObserver``. What the block holds is wrong, or might be."""
         if entry.key in self._held:
             self._pool.free([self._held.pop(entry.key)])
 
     def cleared(self) -> None:
-        """See ``Observer``. All pins end."""
+        """See ``CacheObserver``. All pins end."""
         for pin_id in list(self._pins):
             self.remove(pin_id)
         self._expiries.clear()

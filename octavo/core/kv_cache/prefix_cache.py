@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from octavo.core.kv_cache.block_pool import BlockPool
 from octavo.core.kv_cache.event_log import EventLog, NullEventLog
 from octavo.core.kv_cache.misses import Misses
-from octavo.core.kv_cache.names import Observer
+from octavo.core.kv_cache.names import CacheObserver
 from octavo.core.kv_cache.pins import PinLimits, PinTable
 from octavo.core.kv_cache.prefix_index import PrefixIndex
 
@@ -40,6 +40,6 @@ def make_prefix_cache(
     """
     pool = BlockPool(num_blocks, index, on_evict)
     misses, pins = Misses(index.names, block_size), PinTable(pool, pin_limits, clock)
-    logs: list[Observer] = [events] if isinstance(events, EventLog) else []
+    logs: list[CacheObserver] = [events] if isinstance(events, EventLog) else []
     index.names.observers = [*logs, misses, pins]
     return PrefixCache(index, pool, pins, misses, events)
