@@ -51,18 +51,19 @@ class PhaseClock:
     """Names and times the phases of start-up; ``on_phase`` hears each name as the phase begins."""
 
     on_phase: Callable[[str], None] = lambda name: None
+    clock: Callable[[], float] = time.monotonic
     phases: list[tuple[str, float]] = field(default_factory=list)
     _name: str | None = None
     _began: float = 0.0
 
     def begin(self, name: str) -> None:
         self.end()
-        self._name, self._began = name, time.monotonic()
+        self._name, self._began = name, self.clock()
         self.on_phase(name)
 
     def end(self) -> None:
         if self._name is not None:
-            self.phases.append((self._name, time.monotonic() - self._began))
+            self.phases.append((self._name, self.clock() - self._began))
             self._name = None
 
 
@@ -71,6 +72,7 @@ class EngineCore:
 
     ``config`` is resolved (local model path); ``vocab_size`` is the width of the logits; ``front_end_bytes`` is what
     a front end in another process takes of the memory.
+    ``clock`` gives the seconds of every part of the core, so that a simulator can run it.
     ``pipeline_depth`` steps may be in flight: 1 is synchronous, 2 overlaps scheduling with compute.
     ``on_scheduled`` hears how many run and wait as soon as that has changed, while the step computes: a long prompt
     takes seconds, and step()'s own stats come after it.
@@ -83,11 +85,12 @@ class EngineCore:
         executor_factory: Callable[[EngineConfig], Executor],
         *,
         vocab_size: int,
-        clock: PhaseClock | None = None,
+        phases: PhaseClock | None = None,
+        clock: Callable[[], float] = time.monotonic,
         on_scheduled: Callable[[SchedulerStats], None] = lambda stats: None,
         front_end_bytes: int = 0,
     ):
-        clock = clock or PhaseClock()
+        self._clock = clock
         self._depth = config.scheduler.pipeline_depth
         self._in_flight: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
         self._pending: list[EngineCoreOutput] = []  # outputs made between steps: aborts and refusals
@@ -100,16 +103,16 @@ class EngineCore:
             undo.callback(self._publisher.close)
             self._executor = executor_factory(config)
             undo.callback(self._executor.shutdown)
-            self._start(config, vocab_size, clock, front_end_bytes)
+            self._start(config, vocab_size, phases or PhaseClock(clock=clock), front_end_bytes)
             undo.pop_all()
 
-    def _start(self, config: EngineConfig, vocab_size: int, clock: PhaseClock, front_end_bytes: int) -> None:
-        clock.begin("build program")
+    def _start(self, config: EngineConfig, vocab_size: int, phases: PhaseClock, front_end_bytes: int) -> None:
+        phases.begin("build program")
         self._executor.load_model()
-        clock.begin("load weights")
+        phases.begin("load weights")
         memory = self._executor.plan_memory(front_end_bytes)
         self._executor.initialize_kv_cache(memory)
-        clock.end()
+        phases.end()
         self._grammars = GrammarReady(self._executor.prepare_grammar)
         self._scheduler = make_scheduler(
             config.scheduler,
@@ -118,7 +121,8 @@ class EngineCore:
             memory.max_model_len,
             groups=memory.kv.groups,
             requirements=[self._grammars],
-            tiers=make_planner(config.cache, self._executor.open_kv_tiers()),
+            tiers=make_planner(config.cache, self._executor.open_kv_tiers(), self._clock),
+            clock=self._clock,
         )
         self.info = EngineInfo(
             max_model_len=memory.max_model_len,
@@ -127,7 +131,7 @@ class EngineCore:
             block_size=memory.kv.block_size,
             num_kv_groups=len(memory.kv.groups),
             kv_cache_bytes=memory.num_blocks * memory.kv.bytes_per_block,
-            phases=clock.phases,
+            phases=phases.phases,
             facts=self._executor.describe(),
         )
 
@@ -239,7 +243,7 @@ class EngineCore:
         self._publisher.publish(self._scheduler.take_kv_events())
         pending, self._pending, self._stats_due = self._pending, [], False
         if outputs is None:
-            return EngineCoreOutputs(outputs=pending, timestamp=time.monotonic(), stats=self._scheduler.stats())
+            return EngineCoreOutputs(outputs=pending, timestamp=self._clock(), stats=self._scheduler.stats())
         if not pending:
             return outputs
         return msgspec.structs.replace(outputs, outputs=[*pending, *outputs.outputs])

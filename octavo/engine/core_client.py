@@ -50,10 +50,10 @@ class InprocClient:
         from octavo.engine.model_limits import check_model_limits
         from octavo.executor.factory import make_executor
 
-        clock = PhaseClock(on_phase)
-        clock.begin("read model header")
+        phases = PhaseClock(on_phase)
+        phases.begin("read model header")
         vocab_size = check_model_limits(config)
-        self._core = EngineCore(config, make_executor, vocab_size=vocab_size, clock=clock)
+        self._core = EngineCore(config, make_executor, vocab_size=vocab_size, phases=phases)
         self.info = self._core.info
 
     def submit(self, requests: Sequence[EngineCoreRequest] = (), abort_ids: Sequence[str] = ()) -> None:

@@ -155,9 +155,9 @@ class CoreProcess:
 
 def build_core(launch: Launch, process: CoreProcess, started: float) -> EngineCore:
     """Load the model, telling the front end of each phase."""
-    clock = PhaseClock(on_phase=lambda name: process.send(Message(phase=name)))
-    clock.phases.append(("start core process", time.monotonic() - started))
-    clock.begin("read model header")
+    phases = PhaseClock(on_phase=lambda name: process.send(Message(phase=name)))
+    phases.phases.append(("start core process", time.monotonic() - started))
+    phases.begin("read model header")
     from octavo.engine.model_limits import check_model_limits
     from octavo.executor.factory import make_executor
     from octavo.platforms.cpu import resident_memory
@@ -171,7 +171,7 @@ def build_core(launch: Launch, process: CoreProcess, started: float) -> EngineCo
         launch.config,
         make_executor,
         vocab_size=vocab_size,
-        clock=clock,
+        phases=phases,
         on_scheduled=tell,
         front_end_bytes=resident_memory(os.getppid()),
     )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from octavo.config import CacheConfig
 from octavo.kv_transfer.base import BlockMemory, Emit, TierPlanner
 from octavo.kv_transfer.chain import MakeTier, TierChain
+from octavo.kv_transfer.costs import Costs
 from octavo.kv_transfer.movers import Movers
 from octavo.messages import KVTierInfo
 from octavo.utils.registry import resolve
@@ -46,8 +48,10 @@ def tier_bytes(cache: CacheConfig) -> int:
     return sum(resolve(f"{CONNECTORS[name]}.mover:memory_bytes")(**told) for name, (_, told) in chosen)
 
 
-def make_planner(cache: CacheConfig, infos: Mapping[str, KVTierInfo]) -> TierChain:
-    """The scheduler's side of the tiers that were opened."""
+def make_planner(
+    cache: CacheConfig, infos: Mapping[str, KVTierInfo], clock: Callable[[], float] = time.monotonic
+) -> TierChain:
+    """The scheduler's side of the tiers that were opened. ``clock`` gives seconds."""
 
     def maker(name: str, told: dict[str, Any]) -> MakeTier:
         def make(emit: Emit) -> TierPlanner:
@@ -57,4 +61,4 @@ def make_planner(cache: CacheConfig, infos: Mapping[str, KVTierInfo]) -> TierCha
         return make
 
     chosen = [maker(name, told) for name, (told, _) in _settings(cache).items()]
-    return TierChain(chosen, cache.block_size)
+    return TierChain(chosen, cache.block_size, Costs(clock))

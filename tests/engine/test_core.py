@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+import msgspec
 import pytest
 
 from octavo.config import EngineConfig
@@ -18,9 +20,11 @@ from octavo.messages import (
     EngineCoreRequest,
     FinishReason,
     ModelRunnerOutput,
+    QueueTimes,
     SamplingParams,
     SchedulerOutput,
     SchedulerStats,
+    SchedulingOptions,
 )
 
 from .tiny_llama import MAX_POSITION, VOCAB, make_config
@@ -48,6 +52,7 @@ def make_core(
     model: str,
     *,
     broken: set[int] | None = None,
+    clock: Callable[[], float] = time.monotonic,
     on_scheduled: Callable[[SchedulerStats], None] = lambda stats: None,
     **changes: Any,
 ) -> EngineCore:
@@ -57,6 +62,7 @@ def make_core(
         config,
         lambda c: FlakyExecutor(c, broken or set()),
         vocab_size=vocab_size,
+        clock=clock,
         on_scheduled=on_scheduled,
     )
 
@@ -205,4 +211,30 @@ def test_tokens_of_an_aborted_request_are_dropped(tiny_model: str) -> None:
     core.abort(["a"])
     outputs = run(core)["a"]
     assert [o.finish_reason for o in outputs] == [FinishReason.ABORT]
+    core.shutdown()
+
+
+def test_a_core_lives_in_the_time_of_the_clock_it_is_given(tiny_model: str) -> None:
+    now = [1000.0]
+    core = make_core(tiny_model, clock=lambda: now[0], pipeline_depth=1)
+    assert [seconds for _, seconds in core.info.phases] == [0.0, 0.0], "no time passed in it"
+    execute = core._executor.execute_model
+
+    def slowly(plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        now[0] += 5.0
+        return execute(plan)
+
+    core._executor.execute_model = slowly
+    core.add_request(request("a", [3, 1, 4], max_tokens=2))
+    now[0] += 2.0
+    first = core.step()
+    assert first.outputs[0].times == QueueTimes(queued=1000.0, scheduled=1002.0)
+    assert first.stats is not None
+    assert (first.timestamp, first.stats.step_seconds) == (1007.0, 5.0)
+    late = msgspec.structs.replace(request("late", [1, 5]), scheduling=SchedulingOptions(timeout=1007.0))
+    core.add_request(late)
+    assert {output.request_id: output.finish_reason for output in core.step().outputs} == {
+        "a": FinishReason.LENGTH,
+        "late": FinishReason.ABORT,
+    }
     core.shutdown()
