@@ -1,4 +1,8 @@
-"""Who may enter: limits checked once, at the door, and rules asked each time a waiting request could start."""
+"""What a request must satisfy to run.
+
+LengthLimits are checked once, when a request is added. An AdmissionRule holds up all waiting requests, a Requirement
+only the one that does not meet it; the scheduler asks both each time a waiting request could start.
+"""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ Language Models" (OSDI 2024).
 A tenant's counter grows by the tokens that are computed for it, divided by its weight; an output token costs another
 one when it is sampled, so it counts twice (the paper's w_q = 2, w_p = 1). The lowest counter starts next. A
 tenant that comes back to the queue is lifted to the least of those in it (or to the last that left, if it is empty), so
-nobody saves up credit while idle. No seat is kept for anybody: the engine never stands still while one waits. Nobody
-who runs is pushed out either; that is what max_running is for.
+no tenant saves up credit while idle. No seat is kept for a tenant: the engine never stands still while a request waits.
+No running request is pushed out either; max_running is there to keep seats free.
 
 Two tenants that have requests waiting all the time get service in proportion to their weights, but for a bounded
 difference (theirs): twice the longest prompt, or twice the tokens of a batch. Within a tenant the
@@ -24,8 +24,9 @@ from octavo.core.request import Request
 class FairPolicy:
     """One queue for each tenant that waits.
 
-    Of the running ones, whoever started last gives way, and the budget of a step goes to the tenants in order of their
-    counters: who started first may be anywhere in that order, but has a token of each step and is never the victim.
+    Of the running requests, the one that started last gives way. The budget of a step goes to the tenants in order of
+    their counters: the request that started first may be anywhere in that order, but it has a token of each step and is
+    never the victim.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:

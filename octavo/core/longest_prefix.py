@@ -18,7 +18,7 @@ WINDOW = 64  # requests that are looked at
 class LongestPrefixFirst:
     """A Policy around another one, which decides all but this: which of its ``peers`` starts first.
 
-    Nobody who waits is overtaken by more than ``max_overtakes`` others. Who has run before is not overtaken at all, for
+    No request is overtaken by more than ``max_overtakes`` others. One that has run before is not overtaken at all, for
     it comes back to blocks that are still there. ``num_cached`` says how many tokens of a request are; asked again when
     a request has left the queue.
     """
@@ -95,5 +95,5 @@ class LongestPrefixFirst:
 
 
 def by_prefix(policy: Policy, max_overtakes: int, num_cached: Callable[[Request], int]) -> Policy:
-    """``policy``, or, if anybody may be overtaken, a :class:`LongestPrefixFirst` around it."""
+    """``policy``, or, where ``max_overtakes`` is not 0, a :class:`LongestPrefixFirst` around it."""
     return LongestPrefixFirst(policy, max_overtakes, num_cached) if max_overtakes > 0 else policy

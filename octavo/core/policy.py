@@ -1,4 +1,7 @@
-"""Who goes first, and who gives way. A policy owns the waiting queue; it knows nothing of blocks or budgets."""
+"""Policies: which request goes first, and which one gives way. A policy owns the waiting queue.
+
+It knows nothing of blocks or budgets.
+"""
 
 from __future__ import annotations
 
@@ -113,4 +116,4 @@ class FcfsPolicy:
         return ()
 
     def served(self, request: Request, num_tokens: int) -> None:
-        """What counts is who came first."""
+        """Only the order of arrival counts."""

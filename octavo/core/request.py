@@ -111,7 +111,7 @@ class Request:
         self.num_preemptions = 0
         self.num_prompt_logprobs = 0  # scored positions of the prompt already sent to the front end
         self.cache_use = CacheUse()  # tokens: as the first step that came back found them; miss: at the first admission
-        self.block_hashes: list[bytes] = []  # of the full blocks of token_ids, as far as somebody asked
+        self.block_hashes: list[bytes] = []  # of the full blocks of token_ids, as far as they were asked for
         self.queued_time = queued_time
         self.scheduled_time: float | None = None
         self._packed = bytearray()
@@ -192,7 +192,7 @@ class Request:
         return known
 
     def is_late(self, now: float) -> bool:
-        """Its deadline has passed: nobody waits for it any more."""
+        """Its deadline has passed: its caller waits no longer."""
         deadline = self.source.deadline
         return deadline is not None and now >= deadline
 

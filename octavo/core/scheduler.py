@@ -1,4 +1,4 @@
-"""Scheduler: who computes how many tokens in the next step, and what a step's result means.
+"""Scheduler: how many tokens of each request the next step computes, and what a step's result means.
 
 Knows no tensors, no text, no process: it hands out ``SchedulerOutput`` and takes back ``ModelRunnerOutput``. Several
 plans may be under way: ``schedule()`` may be called again before ``update()`` of the former, as long as plans are
@@ -85,7 +85,7 @@ class Scheduler:
 
         Running requests come first, in the policy's order; each gets what it wants, but one token of the budget is kept
         for each request behind it, so none that can run is skipped. When blocks run out, the policy's victim gives way,
-        perhaps one that was planned a moment ago. If nobody had to, waiting requests may start. Those that the policy
+        perhaps one that was planned a moment ago. If none had to, waiting requests may start. Those that the policy
         puts before the running ones start first of all. Drafts get what is left.
         """
         step = StepBuilder(self._next_step_id, self._config.step_tokens)
@@ -149,7 +149,7 @@ class Scheduler:
         self._policy.served(entry.request, entry.num_tokens + entry.samples)
 
     def _displace(self, waiting: Request, step: StepBuilder) -> bool:
-        """Preempt one request whose place or blocks ``waiting`` may take. False if they are not what it lacks.
+        """Preempt one request whose place or blocks ``waiting`` may take. False if it lacks something else.
 
         It may have started in this very step: while it did, ``waiting`` lacked a grammar, or a seat of its tenant's.
         """
@@ -183,7 +183,7 @@ class Scheduler:
     def _drop(self, request: Request, error: Exception, step: StepBuilder) -> None:
         """Planning ``request`` raised: it leaves the plan and ends alone; its output waits for ``take_failed``.
 
-        An InvariantError is raised again: the books are wrong, so nobody's blocks can be trusted.
+        An InvariantError is raised again: the books are wrong, so no request's blocks can be trusted.
         """
         if isinstance(error, InvariantError):
             raise error
@@ -255,7 +255,7 @@ class Scheduler:
         seconds, self._last_update = now - max(planned_at, self._last_update), now
         self._restart(self._kv.spoil(self._kv.tiers.settle(plan, result, seconds)))
         ends = [(entry, entry.error(result)) for entry in scheduled if entry.is_valid]
-        for entry, error in ends:  # who failed may not have filled its blocks: who took them over computes its own
+        for entry, error in ends:  # one that failed may not have filled its blocks; its sharers compute their own
             if error is not None and entry.is_valid:
                 self._restart(self._kv.sharers(entry.request, entry.start))
         outputs: list[EngineCoreOutput] = []
@@ -273,7 +273,7 @@ class Scheduler:
         return EngineCoreOutputs(outputs=outputs, timestamp=now, stats=stats)
 
     def _restart(self, request_ids: Collection[str]) -> None:
-        """These requests may have read blocks that nobody filled; those of them that run start anew."""
+        """These requests may have read blocks that no step filled; those of them that run start anew."""
         for request in [r for r in reversed(self._running) if r.request_id in request_ids]:
             self._book.preempt(request)
 
@@ -409,7 +409,7 @@ class Scheduler:
         self._kv.cache.pins.expire()
 
     def take_kv_events(self) -> Sequence[KVEvent]:
-        """What became of cached blocks since the last call, if anybody listens."""
+        """What became of cached blocks since the last call, where KV events are enabled."""
         return self._kv.cache.events.take()
 
     def check_invariants(self) -> None:

@@ -206,7 +206,7 @@ class EngineCore:
                 if self._in_flight or self._pending or self._stats_due:
                     return  # nothing more until a step in flight ends
                 if self._grammars.wait(GRAMMAR_SECONDS):
-                    return  # whoever waits, waits for a grammar
+                    return  # all that wait lack a grammar
                 raise EngineDeadError("the scheduler has requests but plans nothing for them")
             self._in_flight.append((plan, self._execute(plan)))
             counts = (self._scheduler.num_running, self._scheduler.num_waiting)
@@ -224,7 +224,7 @@ class EngineCore:
             return failed
 
     def _fail_step(self, plan: SchedulerOutput, error: Exception) -> None:
-        """Find out whose fault it was that a step raised; void the steps that built on it."""
+        """End the request that made a step raise, if that is known; void the steps that built on it."""
         self._failed_steps += 1
         logger.error("step %d failed", plan.step_id, exc_info=error)
         if self._failed_steps >= MAX_FAILED_STEPS:

@@ -1,6 +1,6 @@
 """Why one request failed: a sentence for its client, and a line for the log.
 
-Knows nothing of who asks: ids and logging are the front end's (``engine.output_processor``).
+Knows no callers: ids and logging are the front end's (``engine.output_processor``).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RequestFault(msgspec.Struct, frozen=True, array_like=True):
         return cls(f"internal error while {stage}", f"{stage}: {type(error).__name__}: {one_line(error)}{where}")
 
     def exception(self, message: str) -> RequestError | ValidationError:
-        """What whoever waits for the request shall hear, in the words ``message``."""
+        """The exception that the request's caller gets, in the words ``message``."""
         return ValidationError(message, parameter=self.parameter) if self.refused else RequestError(message)
 
 
