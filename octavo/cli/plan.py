@@ -15,7 +15,7 @@ from octavo.args.resolve import resolve_engine_config
 from octavo.backends.registry import make_backend
 from octavo.config import EngineConfig
 from octavo.engine.model_limits import check_length
-from octavo.entrypoints.progress import download_bar
+from octavo.entrypoints.terminal import download_bar
 from octavo.exceptions import ConfigError
 from octavo.messages import MemoryPlan
 from octavo.model_loader import ModelInfo, outline_model

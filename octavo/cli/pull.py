@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from octavo.catalog import cache_root, catalogue, resolve_model
-from octavo.entrypoints.progress import download_bar
+from octavo.entrypoints.terminal import download_bar
 from octavo.exceptions import ConfigError
 from octavo.utils.units import format_bytes
 

@@ -271,9 +271,9 @@ class Serving:
         from octavo.args.resolve import resolve_engine_config
         from octavo.engine.async_llm import AsyncLLM
         from octavo.entrypoints.chat.chat_format import ChatFormats
-        from octavo.entrypoints.fingerprint import fingerprint
-        from octavo.entrypoints.progress import download_bar
         from octavo.entrypoints.sampling_defaults import read_sampling_defaults
+        from octavo.entrypoints.server.state import fingerprint
+        from octavo.entrypoints.terminal import download_bar
 
         def resolve() -> EngineConfig:
             with download_bar() as bar:

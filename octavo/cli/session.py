@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from octavo.args.engine_args import engine_config_from_namespace
 from octavo.args.resolve import resolve_engine_config
+from octavo.config import ChatConfig
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.outputs import RequestOutput
-from octavo.entrypoints.interrupt import interrupt_event
-from octavo.entrypoints.progress import download_bar
+from octavo.entrypoints.chat.chat_format import ChatFormats
+from octavo.entrypoints.chat.prompts import ChatInput, chat_prompt
 from octavo.entrypoints.sampling_defaults import read_sampling_defaults
+from octavo.entrypoints.terminal import download_bar, interrupt_event
 from octavo.messages import RequestOutputKind, SamplingParams
 
 
@@ -42,6 +45,8 @@ class Session:
         chosen.update({name: value for name, value in given.items() if value is not None})
         self.params = SamplingParams(**chosen, stop=namespace.stop, output_kind=RequestOutputKind.DELTA)
         self.engine = LLMEngine(config)
+        tokenizer = self.engine.tokenizer
+        self._chat_formats = functools.cache(lambda: ChatFormats(tokenizer, ChatConfig()))
 
     def stream(self, prompt: str | Sequence[int]) -> Iterator[RequestOutput]:
         """The news of the answer to ``prompt``. Ctrl-C ends the stream between two steps. Raises ValidationError."""
@@ -57,8 +62,7 @@ class Session:
 
     def chat_prompt(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Token ids of a conversation that the assistant is to continue. Raises ValidationError without a template."""
-        text = self.engine.tokenizer.apply_chat_template(messages, add_generation_prompt=True)
-        return self.engine.tokenizer.encode(text, add_special_tokens=False)
+        return chat_prompt(self.engine.tokenizer, self._chat_formats(), ChatInput(messages=messages)).token_ids
 
     def close(self) -> None:
         self.engine.shutdown()

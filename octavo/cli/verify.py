@@ -7,7 +7,7 @@ import argparse
 from octavo.args.engine_args import engine_config_from_kwargs
 from octavo.args.resolve import resolve_engine_config
 from octavo.config.choices import KV_CACHE_DTYPES
-from octavo.entrypoints.progress import download_bar
+from octavo.entrypoints.terminal import download_bar
 from octavo.verify.ways import verify_model
 
 

@@ -9,11 +9,11 @@ from starlette.middleware.cors import CORSMiddleware
 
 import octavo
 from octavo.config import ServerConfig
-from octavo.entrypoints import cache_admin, health, metrics_endpoint
-from octavo.entrypoints.anthropic import answers as anthropic_answers
-from octavo.entrypoints.anthropic import messages
-from octavo.entrypoints.anthropic.errors import ANTHROPIC, PATH, AnthropicErrorBody
-from octavo.entrypoints.api.shared.errors import OPENAI, ErrorBody
+from octavo.entrypoints.api import cache, chat_completions, completions, models, operations, tokenize
+from octavo.entrypoints.api.messages import route as messages
+from octavo.entrypoints.api.messages.errors import ANTHROPIC, PATH
+from octavo.entrypoints.api.responses import route as responses
+from octavo.entrypoints.api.shared.errors import OPENAI
 from octavo.entrypoints.http.access_log import AccessLog
 from octavo.entrypoints.http.context import Dialect, Front
 from octavo.entrypoints.http.errors import install_error_handlers
@@ -32,34 +32,18 @@ from octavo.entrypoints.http.guards import (
 )
 from octavo.entrypoints.http.openapi import failures, install_openapi
 from octavo.entrypoints.http.routing import IGNORED_FIELDS
-from octavo.entrypoints.openai import answers, cache_answers, chat, completions, models, render, requests, tokenize
-from octavo.entrypoints.openai.responses import answers as responses_answers
-from octavo.entrypoints.openai.responses import router as responses
 from octavo.entrypoints.server.state import ServerState
 
-ROUTERS = (
-    *(chat.router, completions.router, responses.router, models.router, render.router),
-    *(tokenize.router, requests.router, cache_admin.router, health.router, metrics_endpoint.router),
-)
-ANSWERS: tuple[Any, ...] = (
-    answers.AbortedRequest,
-    answers.ChatChunk,
-    answers.ChatCompletion,
-    answers.Completion,
-    answers.Detokenized,
-    answers.ModelCard,
-    answers.ModelList,
-    answers.RenderedPrompt,
-    answers.RenderedPrompts,
-    answers.ServerHealth,
-    answers.ServerLoad,
-    answers.ServerVersion,
-    answers.Tokenized,
-    *(cache_answers.BlocksChanged, cache_answers.Pin, cache_answers.PinRemoved, cache_answers.PrefixCache),
-    *(responses_answers.Event, responses_answers.InputTokens, responses_answers.ResponseObject),
-    *(anthropic_answers.MessageAnswer, anthropic_answers.TokensCount),
-    *(anthropic_answers.ModelInfo, anthropic_answers.ModelPage, *anthropic_answers.EVENTS),
-    *(AnthropicErrorBody, ErrorBody),
+# an API's file, and one entry here: that is all of it
+APIS = (
+    chat_completions.API,
+    completions.API,
+    responses.API,
+    models.API,
+    tokenize.API,
+    cache.API,
+    operations.API,
+    messages.API,
 )
 BODIES_KEPT = 32  # of the largest size
 OPEN_PATHS = frozenset({"/health", "/ping"})  # no key, ever: platforms ask whether the server lives
@@ -76,12 +60,12 @@ def build_app(state: ServerState) -> FastAPI:
         redoc_url="/redoc" if config.enable_docs_page else None,
         redirect_slashes=False,
     )
-    app.state.routers = (*ROUTERS, messages.router)
-    for router in ROUTERS:
-        app.include_router(router, responses=failures(ErrorBody))
-    app.include_router(messages.router, responses=failures(AnthropicErrorBody))
+    app.state.routers = [api.router for api in APIS]
+    for api in APIS:
+        app.include_router(api.router, responses=failures(api.dialect.error_struct))
     install_error_handlers(app)
-    install_openapi(app, ANSWERS, guarded=state.keys.guarded, root_path=config.root_path)
+    structs = [struct for api in APIS for struct in (*api.answers, api.dialect.error_struct)]
+    install_openapi(app, structs, guarded=state.keys.guarded, root_path=config.root_path)
     add_guards(app, state)
     return app
 

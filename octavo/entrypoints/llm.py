@@ -19,12 +19,14 @@ from typing import Any
 
 from octavo.args.engine_args import engine_config_from_kwargs
 from octavo.args.resolve import resolve_engine_config
+from octavo.config import ChatConfig
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.outputs import RequestOutput
 from octavo.engine.prompts import ParsedPrompt, Prompt, parse_prompt
-from octavo.entrypoints.interrupt import interrupt_event
-from octavo.entrypoints.progress import download_bar
+from octavo.entrypoints.chat.chat_format import ChatFormats
+from octavo.entrypoints.chat.prompts import ChatInput, chat_prompt
 from octavo.entrypoints.sampling_defaults import read_sampling_defaults, sampling_overrides
+from octavo.entrypoints.terminal import download_bar, interrupt_event
 from octavo.exceptions import EngineDeadError, ValidationError
 from octavo.messages import (
     BeamSearchParams,
@@ -59,6 +61,8 @@ class LLM:
         engine = LLMEngine(config)
         self._engine: LLMEngine | None = engine
         self._defaults = functools.cache(lambda: read_sampling_defaults(config.model.model, config.sampling))
+        tokenizer, chat = engine.tokenizer, ChatConfig(trust_request_chat_template=True)
+        self._chat_formats = functools.cache(lambda: ChatFormats(tokenizer, chat))
         self._lock = threading.Lock()
         self._release = weakref.finalize(self, engine.shutdown)  # also at the interpreter's exit
 
@@ -95,20 +99,20 @@ class LLM:
     ) -> list[RequestOutput]:
         """Like :meth:`generate`, for one conversation or a list of them, through the model's chat template.
 
-        The template writes the special tokens itself; none are added.
+        Messages and tools are as in OpenAI's API, and become the prompt that the server would make of them. The
+        template writes the special tokens itself; none are added.
         """
-        conversations = _as_conversations(messages)
-        tokenizer = self.get_tokenizer()
-        parsed = []
-        for conversation in conversations:
-            text = tokenizer.apply_chat_template(
-                conversation,
+        tokenizer, formats, parsed = self.get_tokenizer(), self._chat_formats(), []
+        for conversation in _as_conversations(messages):
+            chat = ChatInput(
+                messages=conversation,
+                tools=tools or (),
+                chat_template=chat_template,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
-                chat_template=chat_template,
-                tools=tools,
             )
-            parsed.append(ParsedPrompt(tokenizer.encode(text, add_special_tokens=False), text, None))
+            prompt = chat_prompt(tokenizer, formats, chat)
+            parsed.append(ParsedPrompt(prompt.token_ids, prompt.text, None))
         return self._run(parsed, self._as_params(sampling_params, len(parsed)), use_tqdm)
 
     def get_default_sampling_params(self) -> SamplingParams:

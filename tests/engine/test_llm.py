@@ -114,6 +114,21 @@ def test_chat(llm: LLM) -> None:
         llm.chat([], GREEDY)
 
 
+def test_chat_reads_messages_as_the_server_does(llm: LLM) -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "step"}]
+    (output,) = llm.chat([{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts}], GREEDY)
+    assert output.prompt == "system: Be brief.\nuser: one\nstep\nassistant:"
+    for messages, more, parameter in (
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], {}, "messages"),
+        ([{"role": "user", "content": ["text"]}], {}, "messages"),
+        ([{"role": "user", "content": "x"}], {"continue_final_message": True}, "continue_final_message"),
+        ([{"role": "user", "content": "x"}], {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ):
+        with pytest.raises(ValidationError) as caught:
+            llm.chat(messages, GREEDY, **more)
+        assert caught.value.parameter == parameter
+
+
 def test_one_bad_prompt_refuses_the_batch_and_leaves_the_engine_usable(llm: LLM) -> None:
     with pytest.raises(ValidationError) as caught:
         llm.generate([[1, 2], [10**6]], GREEDY)

@@ -7,8 +7,8 @@ from typing import Any
 
 from octavo.engine import core_client
 from octavo.engine.detokenizer import IncrementalDetokenizer
-from octavo.entrypoints.openai.completions import CompletionAnswer
-from octavo.entrypoints.openai.conversation import Conversation
+from octavo.entrypoints.api.completions import CompletionAnswer
+from octavo.entrypoints.chat.conversation import Conversation
 from tests.faults.faulty_core import BOOTSTRAP, SECRET, Fault, raise_for
 
 

@@ -20,9 +20,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from octavo.entrypoints.api.shared.errors import OPENAI
+from octavo.entrypoints.chat.generation import merge
 from octavo.entrypoints.http.connection import timed_protocol
 from octavo.entrypoints.http.routing import MAX_VALUES, check_number_of_values
-from octavo.entrypoints.openai.generation import merge
 
 LIMIT = 0.3
 Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]

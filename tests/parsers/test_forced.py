@@ -13,11 +13,11 @@ import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.entrypoints.chat.chat_format import ChatFormat
+from octavo.entrypoints.chat.constraints import answer_constraint
 from octavo.entrypoints.chat.parsers.base import Chain, Parser
 from octavo.entrypoints.chat.parsers.formats import reasoning_format, tool_format
-from octavo.entrypoints.openai.answer_constraint import answer_constraint
-from octavo.entrypoints.openai.prompts import ChatSetup
-from octavo.entrypoints.openai.tools import ToolUse
+from octavo.entrypoints.chat.prompts import ChatSetup
+from octavo.entrypoints.chat.tools import ToolUse
 from octavo.messages import StructuredOutputsParams
 from tests.parsers.parsing import run
 

@@ -81,4 +81,4 @@ class ScriptedEngine(FakeEngine):
                 for i, text in enumerate(texts)
             ]
             last = start + step > longest
-            yield RequestOutput("r", None, prompt, outputs, last, None, RequestMetrics(arrival_time=0.0), 0)
+            yield RequestOutput("r", None, prompt, outputs, last, None, RequestMetrics(arrival_time=0.0))

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.entrypoints.anthropic.builder import MessageBuilder
+from octavo.entrypoints.api.messages.builder import MessageBuilder
+from octavo.entrypoints.api.responses.builder import ResponseBuilder
+from octavo.entrypoints.chat.conversation import ChatEvent
+from octavo.entrypoints.chat.generation import UsageCounter
 from octavo.entrypoints.chat.parsers.base import Content, Delta, Reasoning, ToolCallDelta
-from octavo.entrypoints.openai.conversation import ChatEvent
-from octavo.entrypoints.openai.generation import UsageCounter
-from octavo.entrypoints.openai.responses.builder import ResponseBuilder
-from octavo.messages import CachePin, CacheUse
+from octavo.messages import CacheOptions, CacheUse
 
 ECHO = {
     **{"instructions": None, "max_output_tokens": None, "parallel_tool_calls": True, "reasoning": {}, "user": None},
@@ -33,10 +33,14 @@ class Talk:
     id: str = "x"
     model: str = "m"
     created: int = 1
-    request: Any = None
+    reply: Any = None
     tokenizer: Any = None
-    cache_pins: tuple[CachePin, ...] = ()
+    cache: CacheOptions = CacheOptions()
     counter: UsageCounter = field(default_factory=lambda: UsageCounter([7], 5, {0: CacheUse(num_cached_tokens=3)}))
+
+    @property
+    def generation(self) -> Talk:
+        return self
 
 
 TEXT = st.text(min_size=1, max_size=4)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from octavo.entrypoints.openai.constraints import constraint, named_by
-from octavo.entrypoints.openai.protocol import CompletionRequest
+from octavo.entrypoints.api.completions import CompletionRequest
+from octavo.entrypoints.chat.constraints import constraint, named_by
 from octavo.exceptions import ValidationError
 from octavo.messages import StructuredOutputsParams
 from tests.structured_output.languages import misjudged_by

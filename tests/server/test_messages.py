@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from octavo.config import ServerConfig
-from octavo.entrypoints.anthropic.protocol import MessagesRequest, to_chat
+from octavo.entrypoints.api.messages.requests import MessagesRequest, to_chat
 from octavo.entrypoints.app import build_app
 from octavo.entrypoints.server.state import ServedModel, ServerState
 from octavo.messages import ThinkingTokens

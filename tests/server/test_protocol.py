@@ -12,9 +12,11 @@ import pydantic
 import pytest
 
 from octavo.config import ServerConfig
+from octavo.entrypoints.api.completions import CompletionRequest
+from octavo.entrypoints.api.responses.requests import ResponsesRequest
+from octavo.entrypoints.api.shared.shapes import ChatRequest
+from octavo.entrypoints.api.tokenize import DetokenizeRequest
 from octavo.entrypoints.app import build_app
-from octavo.entrypoints.openai.protocol import ChatRequest, CompletionRequest, DetokenizeRequest
-from octavo.entrypoints.openai.responses.protocol import ResponsesRequest
 from octavo.entrypoints.server.state import ServedModel, ServerState
 from octavo.messages import RepetitionDetectionParams
 from tests.server.fake_engine import FakeEngine

@@ -8,8 +8,8 @@ import httpx
 import openai
 import pytest
 
+from octavo.entrypoints.api.responses.requests import ResponsesRequest, to_chat
 from octavo.entrypoints.app import build_app
-from octavo.entrypoints.openai.responses.protocol import ResponsesRequest, to_chat
 from octavo.entrypoints.server.state import ServedModel, ServerState
 from octavo.exceptions import ValidationError
 from tests.server.fake_engine import FakeEngine, ToolTokenizer

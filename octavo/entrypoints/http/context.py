@@ -27,10 +27,11 @@ class Dialect:
     """How one API writes what the HTTP layer has to say.
 
     ``error_body`` makes a JSON body of status, message, the field at fault and the request's id; ``id_headers`` are the
-    names under which a response carries that id.
+    names under which a response carries that id; ``error_struct`` describes the body in the OpenAPI document.
     """
 
     error_body: Callable[[int, str, str | None, str | None], bytes]
+    error_struct: type
     id_headers: tuple[bytes, ...] = (HEADER,)
 
 

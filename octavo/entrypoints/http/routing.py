@@ -6,17 +6,19 @@ import json
 import re
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 from urllib.parse import quote
 
+from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.entrypoints.http.context import request_context
+from octavo.entrypoints.http.context import Dialect, request_context
 from octavo.entrypoints.server.access import NotAllowedError
 from octavo.entrypoints.server.context import RequestContext
 from octavo.exceptions import ValidationError
@@ -28,6 +30,15 @@ SHOWN_NAMES, SHOWN_NAME = 20, 64  # names in the header, and characters of one
 LARGE_BODY = 64 * 1024  # bytes
 MAX_VALUES = 300_000  # arrays, objects and strings in one body: a third of a second to decode, at worst
 _VALUES = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+|[\[{]', re.DOTALL)  # a string, whole or cut off, or an opening
+
+
+@dataclass(frozen=True)
+class Api:
+    """One API of the server: its routes, the structs that they send, and how it says that a request failed."""
+
+    router: APIRouter
+    answers: tuple[Any, ...]
+    dialect: Dialect
 
 
 def check_number_of_values(body: bytes) -> None:

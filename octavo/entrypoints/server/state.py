@@ -6,16 +6,20 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import os
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from octavo.config import ChatConfig, LogConfig, ServerConfig
+import octavo
+from octavo.config import ChatConfig, EngineConfig, LogConfig, ServerConfig
 from octavo.entrypoints.server.access import Caller, KeyRing
 from octavo.entrypoints.server.request_log import RequestLog, request_log
 from octavo.exceptions import EngineDeadError, OctavoError
+from octavo.messages import EngineInfo
 
 if TYPE_CHECKING:
     from octavo.engine.async_llm import AsyncLLM
@@ -58,7 +62,7 @@ class ServedModel:
     failure: str | None = None
     sampling_defaults: dict[str, Any] = field(default_factory=dict)
     chat_config: ChatConfig = field(default_factory=ChatConfig)
-    chat_formats: ChatFormats | None = None  # see openai/prompts.py
+    chat_formats: ChatFormats | None = None  # see chat.prompts
     system_fingerprint: str | None = None  # equal fingerprints: equal answers to equal requests
 
     def ready_engine(self) -> AsyncLLM:
@@ -154,3 +158,21 @@ class ServerState:
         model = self.models.get(name, self.default) if name is not None else self.default
         model.ready_engine()
         return self.find(name)
+
+
+def fingerprint(config: EngineConfig, info: EngineInfo) -> str:
+    """Of answers with equal fingerprints to equal requests every bit is equal.
+
+    A short hash of all that decides an answer: octavo, the model, its weights' format, the kernels, the KV type.
+
+    Threads, batch sizes and cache sizes do not: they never change an answer.
+    """
+    parts = (
+        octavo.__version__,
+        os.path.basename(config.model.model.rstrip("/")),
+        config.model.dtype,
+        config.cache.kv_dtype,
+        info.facts.get("weights", ""),
+        info.facts.get("kernels", "").partition(",")[0],
+    )
+    return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]

@@ -32,7 +32,7 @@ def _encoded(status: int, message: str, param: str | None = None, request_id: st
     return msgspec.json.encode(error_body(status, message, param))
 
 
-OPENAI = Dialect(_encoded)
+OPENAI = Dialect(_encoded, ErrorBody)
 
 
 def error_event(failed: Failure) -> bytes:
