@@ -78,7 +78,7 @@ class TierPlanner(Protocol):
         ...
 
     def void(self, keys: Iterable[bytes]) -> None:
-        """Steps raised: nobody knows which stores of ``keys`` were made, and reports of the worker may be lost."""
+        """Steps raised: which stores of ``keys`` were made is unknown, and reports of the worker may be lost."""
         ...
 
     def settle(self, report: KVTierReport) -> None:

@@ -138,7 +138,7 @@ class TierChain:
         return failed
 
     def void(self) -> None:
-        """Steps raised: nobody knows which of their stores and drops were made."""
+        """Steps raised: which of their stores and drops were made is unknown."""
         moves = [move for step in self._in_flight.values() for move in step]
         self._in_flight.clear()
         self._moves[:0] = [move for move in moves if move.kind == "drop"]

@@ -30,7 +30,7 @@ DEFAULT_KV_BYTES = 4 << 30
 DEFAULT_KV_SHARE = 0.4
 LONGEST_KV_SHARE = 0.8
 
-SPARE_SHARE = 0.02  # of all memory, for what nobody counts: page tables, sockets, fragmentation
+SPARE_SHARE = 0.02  # of all memory, for what is not counted: page tables, sockets, fragmentation
 
 # Python objects, in bytes
 BLOCK_NAME = 300  # a block, its hash and its entry in the prefix index

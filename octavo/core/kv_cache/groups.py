@@ -23,7 +23,7 @@ from octavo.exceptions import ConfigError
 from octavo.messages import KVSpec
 
 
-class KVGroup(Protocol):
+class GroupStrategy(Protocol):
     """``most_rows``: most rows of a sequence that are held at once.
 
     ``gives_back``: whether rows that no later token sees go back to the pool; else all are kept, and needed.
@@ -42,7 +42,7 @@ class KVGroup(Protocol):
 
 
 class FullAttention:
-    """A KVGroup: a token sees all before it. So do latents (MLA), which only have other sizes."""
+    """A GroupStrategy: a token sees all before it. So do latents (MLA), which only have other sizes."""
 
     __slots__ = ("gives_back", "most_rows")
 
@@ -50,12 +50,12 @@ class FullAttention:
         self.most_rows, self.gives_back = spec.most_rows(block_size, ahead), False
 
     def first_row(self, num_tokens: int) -> int:
-        """See ``KVGroup.first_row``."""
+        """See ``GroupStrategy.first_row``."""
         return 0
 
 
 class SlidingWindow:
-    """A KVGroup: a token sees ``spec.window`` tokens, itself included."""
+    """A GroupStrategy: a token sees ``spec.window`` tokens, itself included."""
 
     __slots__ = ("_block_size", "_window", "gives_back", "most_rows")
 
@@ -65,18 +65,18 @@ class SlidingWindow:
         self._window, self._block_size = spec.window, block_size
 
     def first_row(self, num_tokens: int) -> int:
-        """See ``KVGroup.first_row``."""
+        """See ``GroupStrategy.first_row``."""
         return max(0, num_tokens - self._window + 1) // self._block_size
 
 
-GROUPS: dict[str, Callable[[KVSpec, int, int], KVGroup]] = {
+GROUPS: dict[str, Callable[[KVSpec, int, int], GroupStrategy]] = {
     "full": FullAttention,
     "latent": FullAttention,
     "sliding": SlidingWindow,
 }
 
 
-def make_groups(specs: Sequence[KVSpec], block_size: int, ahead: int) -> tuple[KVGroup, ...]:
+def make_groups(specs: Sequence[KVSpec], block_size: int, ahead: int) -> tuple[GroupStrategy, ...]:
     """The strategies of a program's groups. ``ahead``: see ``KVCacheSpec``. Raises ConfigError for an unknown kind."""
     unknown = [spec.kind for spec in specs if spec.kind not in GROUPS]
     if unknown:

@@ -14,8 +14,8 @@ can still be found by others. One group of full attention is the plain case: the
     tokens          |<- num_computed_tokens ->| n |
     num_named         2: b7, b3 are full of known tokens and can be found by others
 
-A fork shares every block of its parent, the partly filled one too. Whoever is the first to write into a shared row
-writes into a copy of it (copy-on-write); the last one to hold it writes in place:
+A fork shares every block of its parent, the partly filled one too. A request that writes into a row that others hold
+too writes into a copy of it (copy-on-write); the last one to hold it writes in place:
 
     parent          [ b7 ][ b3 ][ b9. ]             b9 is partly filled
     fork            [ b7 ][ b3 ][ b9. ]             three blocks in all, each with two references
@@ -267,7 +267,7 @@ class KVCacheManager:
             return None
         for block in last:
             if block.entry is not None:
-                self.index.remove(block)  # its name is from one who had filled it and is gone
+                self.index.remove(block)  # named by a request that had filled it and is gone
         if missing <= 0:
             return NO_ROOM_NEEDED
         new = self._allocate(missing)

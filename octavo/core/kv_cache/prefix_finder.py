@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from octavo.core.kv_cache.block import Block
-from octavo.core.kv_cache.groups import KVGroup
+from octavo.core.kv_cache.groups import GroupStrategy
 from octavo.core.kv_cache.names import block_key
 from octavo.core.kv_cache.prefix_index import PrefixIndex
 from octavo.core.kv_cache.swaps import block_keys
@@ -77,7 +77,7 @@ class WindowFinder:
     __slots__ = ("_block_size", "_groups", "_index", "_null", "_tiers")
 
     def __init__(
-        self, groups: Sequence[KVGroup], index: PrefixIndex, tiers: TierLink, block_size: int, null: Block
+        self, groups: Sequence[GroupStrategy], index: PrefixIndex, tiers: TierLink, block_size: int, null: Block
     ) -> None:
         self._groups, self._index, self._tiers, self._block_size = groups, index, tiers, block_size
         self._null = null

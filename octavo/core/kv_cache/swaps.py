@@ -18,7 +18,7 @@ class Swap(NamedTuple):
 
 
 class Swaps:
-    """By request. A block's key is the hash of what it holds, so equal blocks are kept once, whoever left them."""
+    """By request. A block's key is the hash of what it holds, so equal blocks of several requests are kept once."""
 
     __slots__ = ("_block_size", "_swaps", "_tiers")
 

@@ -1,8 +1,8 @@
-"""TierLink: what a block manager and the tiers behind its pool owe each other, step by step.
+"""TierLink: between a block manager and the tiers behind its pool, step by step.
 
-A block may be found by others before the step that fills it has come back. The link remembers who fills which, so that
-whatever that step leaves undone can be told to all who hold the block, whoever has been preempted since. Knows blocks
-by their ids, and neither tables nor indexes.
+Other requests may find a block before the step that fills it has come back. The link remembers which request fills
+which block, so that if the step fails, all that hold the block can be told, even if the request has been preempted
+since. Knows blocks by their ids, and neither tables nor indexes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TierLink:
                 step.pop(block.block_id, None)
 
     def evicted(self, key: bytes, block_id: int) -> None:
-        """The pool gives up a block. One that a step in flight fills goes to no tier: if that fails, nobody is told."""
+        """The pool gives up a block. One that a step in flight fills goes to no tier: that may fail."""
         if not self.is_filling(block_id):
             self.chain.evicted(key, block_id)
 
@@ -65,7 +65,7 @@ class TierLink:
 
         If there is no room for all, then for as many as there is room, or for none where only the ``whole`` is of use.
         ``copies``: those of its part of the step that is being planned, which will not be made. Blocks that steps in
-        flight fill for others are not kept: should these fail, nobody would be left to tell.
+        flight fill for others are not kept: these may fail, and the request would not be told.
         """
         sources = {destination: source for source, destination in copies}
         unsure = {block_id for step in self._in_flight.values() for block_id in step}
@@ -80,9 +80,9 @@ class TierLink:
         return self.chain.take_moves(step_id)
 
     def settle(self, plan: SchedulerOutput, result: ModelRunnerOutput, seconds: float) -> dict[int, str]:
-        """A plan came back after ``seconds``. The blocks that it should have filled and did not; whose fault that is.
+        """A plan came back after ``seconds``. By block that it should have filled and did not, the request to blame.
 
-        Their request failed, even if it has been preempted since, or they could not be loaded (nobody's fault: "").
+        That request failed, even if it has been preempted since; "" where a block could not be loaded.
         """
         failed = self.chain.settle(plan.step_id, result.kv_tiers, plan.total_num_scheduled_tokens, seconds)
         filled = self._in_flight.pop(plan.step_id, {})
@@ -91,7 +91,7 @@ class TierLink:
 
     @staticmethod
     def misled(spoiled: Mapping[int, str], tables: Mapping[str, Sequence[Block]]) -> set[str]:
-        """Of ``tables``, those that contain a block that somebody else has spoiled."""
+        """The requests of ``tables`` that hold a block that another request has spoiled."""
         if not spoiled:
             return set()
         return {

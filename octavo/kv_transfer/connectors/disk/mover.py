@@ -192,7 +192,7 @@ def _lock(fd: int, patience: float = 0.0) -> bool:
 
 
 def _shrink_others(home: Path, most: int) -> int:
-    """Remove the oldest files of other identities beyond ``most`` bytes, unless somebody writes there; what is left."""
+    """Remove other identities' oldest files beyond ``most`` bytes, unless a process writes there; what is left."""
     found, total = [], 0
     for folder in home.parent.iterdir():
         if folder == home or not folder.is_dir():

@@ -89,7 +89,7 @@ class DiskTier:
             self._emit(KVMove(self.name, "store", key, block_id))
 
     def _make_room(self) -> bool:
-        """Forget the least recently used keys that nobody has pinned."""
+        """Forget the least recently used keys that are not pinned."""
         while len(self._kept) >= self.capacity:
             oldest = next((key for key in self._kept if key not in self._pins), None)
             if oldest is None:

@@ -90,7 +90,7 @@ class HostTier:
         return True
 
     def _make_room(self) -> bool:
-        """Forget the least recently used key that nobody has pinned."""
+        """Forget the least recently used key that is not pinned."""
         oldest = next((key for key in self._slots if key not in self._pins), None)
         if oldest is None:
             return False
