@@ -229,7 +229,7 @@ async def serve_ready_core(args: argparse.Namespace) -> None:
     from octavo.tokenizer import load_tokenizer
 
     config = resolve_engine_config(engine_config_from_kwargs(model=args.model), None)
-    info = EngineInfo(max_model_len=2048, vocab_size=49152, num_blocks=9000, block_size=16, kv_cache_bytes=0)
+    info = EngineInfo(max_model_len=2048, vocab_size=49152, num_blocks=9000, block_size=16, kv_cache_bytes=1 << 30)
     client: Any = ReadyCore()
     engine = AsyncLLM(config, [client], load_tokenizer(config.model.model), info)
     state = ServerState([ServedModel(args.model, engine)])
