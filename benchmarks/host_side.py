@@ -72,8 +72,7 @@ def engine(args: argparse.Namespace) -> None:
 
     from octavo.args.engine_args import engine_config_from_kwargs
     from octavo.args.resolve import resolve_engine_config
-    from octavo.engine.core import EngineCore
-    from octavo.engine.model_limits import check_model_limits
+    from octavo.engine.core_builder import build_core
     from octavo.executor.uniproc import UniprocExecutor
     from octavo.messages import EngineCoreRequest, OutputOptions, SamplingParams
     from octavo.worker import model_runner
@@ -86,14 +85,13 @@ def engine(args: argparse.Namespace) -> None:
     }
     settings["pipeline_depth"] = args.depth
     config = resolve_engine_config(engine_config_from_kwargs(**settings), None)
-    vocab_size = check_model_limits(config)
     executors: list[UniprocExecutor] = []
 
     def make(config: Any) -> UniprocExecutor:
         executors.append(UniprocExecutor(config))
         return executors[0]
 
-    core = EngineCore(config, make, vocab_size=vocab_size)
+    core = build_core(config, make)
     runner: Any = executors[0]._worker._runner
     parts = Parts()
     parts.wrap(core._scheduler, "schedule", "schedule")

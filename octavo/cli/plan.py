@@ -14,7 +14,7 @@ from octavo.args.engine_args import add_engine_arguments, converter, engine_conf
 from octavo.args.resolve import resolve_engine_config
 from octavo.backends.registry import make_backend
 from octavo.config import EngineConfig
-from octavo.engine.model_limits import check_length
+from octavo.engine.core_builder import check_length
 from octavo.entrypoints.terminal import download_bar
 from octavo.exceptions import ConfigError
 from octavo.messages import MemoryPlan

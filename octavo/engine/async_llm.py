@@ -22,11 +22,10 @@ from octavo.config import EngineConfig, TenantTable
 from octavo.engine.core_client import AsyncCoreClient
 from octavo.engine.core_pool import CorePool, FrontEnd
 from octavo.engine.deadlines import Deadlines
-from octavo.engine.input_processor import InputProcessor
+from octavo.engine.input_processor import InputProcessor, Prompt, parse_prompt
 from octavo.engine.live_request import LiveRequest
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.outputs import RequestOutput
-from octavo.engine.prompts import Prompt, parse_prompt
 from octavo.engine.tenants import Tenants
 from octavo.engine.waiting_room import Load, Place, WaitingRoom
 from octavo.exceptions import (

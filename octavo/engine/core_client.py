@@ -46,14 +46,10 @@ class InprocClient:
     """The core as a plain object: :meth:`step` computes."""
 
     def __init__(self, config: EngineConfig, on_phase: Callable[[str], None] = lambda name: None):
-        from octavo.engine.core import EngineCore, PhaseClock  # a server's front end needs nothing of it
-        from octavo.engine.model_limits import check_model_limits
-        from octavo.executor.factory import make_executor
+        from octavo.engine.core import PhaseClock  # a server's front end needs nothing of it
+        from octavo.engine.core_builder import build_core
 
-        phases = PhaseClock(on_phase)
-        phases.begin("read model header")
-        vocab_size = check_model_limits(config)
-        self._core = EngineCore(config, make_executor, vocab_size=vocab_size, phases=phases)
+        self._core = build_core(config, phases=PhaseClock(on_phase))
         self.info = self._core.info
 
     def submit(self, requests: Sequence[EngineCoreRequest] = (), abort_ids: Sequence[str] = ()) -> None:

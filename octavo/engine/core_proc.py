@@ -153,28 +153,19 @@ class CoreProcess:
             core.add_request(unpacked)
 
 
-def build_core(launch: Launch, process: CoreProcess, started: float) -> EngineCore:
+def load_core(launch: Launch, process: CoreProcess, started: float) -> EngineCore:
     """Load the model, telling the front end of each phase."""
     phases = PhaseClock(on_phase=lambda name: process.send(Message(phase=name)))
-    phases.phases.append(("start core process", time.monotonic() - started))
-    phases.begin("read model header")
-    from octavo.engine.model_limits import check_model_limits
-    from octavo.executor.factory import make_executor
+    from octavo.engine.core_builder import build_core
     from octavo.platforms.cpu import resident_memory
 
-    vocab_size = check_model_limits(launch.config)
+    phases.phases.append(("start core process", time.monotonic() - started))
 
     def tell(stats: SchedulerStats) -> None:
         process.send(Message(outputs=EngineCoreOutputs(outputs=[], timestamp=time.monotonic(), stats=stats)))
 
-    return EngineCore(
-        launch.config,
-        make_executor,
-        vocab_size=vocab_size,
-        phases=phases,
-        on_scheduled=tell,
-        front_end_bytes=resident_memory(os.getppid()),
-    )
+    memory = resident_memory(os.getppid())
+    return build_core(launch.config, phases=phases, on_scheduled=tell, front_end_bytes=memory)
 
 
 def main(started: float | None = None) -> None:
@@ -190,7 +181,7 @@ def main(started: float | None = None) -> None:
     core = None
     status = 0
     try:
-        core = build_core(launch, process, started)
+        core = load_core(launch, process, started)
         gc.freeze()  # what is there now stays: no collection need look through it, while steps wait
         process.send(Message(ready=core.info))
         process.run(core)

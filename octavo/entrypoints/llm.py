@@ -20,9 +20,9 @@ from typing import Any
 from octavo.args.engine_args import engine_config_from_kwargs
 from octavo.args.resolve import resolve_engine_config
 from octavo.config import ChatConfig
+from octavo.engine.input_processor import ParsedPrompt, Prompt, parse_prompt
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.outputs import RequestOutput
-from octavo.engine.prompts import ParsedPrompt, Prompt, parse_prompt
 from octavo.entrypoints.chat.chat_format import ChatFormats
 from octavo.entrypoints.chat.prompts import ChatInput, chat_prompt
 from octavo.entrypoints.sampling_defaults import read_sampling_defaults, sampling_overrides

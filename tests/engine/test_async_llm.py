@@ -375,7 +375,7 @@ def alive(pid: int) -> bool:
 
 def test_the_core_process_loads_no_web_framework() -> None:
     code = (
-        "import sys, octavo.engine.core_proc, octavo.executor.factory, octavo.engine.model_limits\n"
+        "import sys, octavo.engine.core_proc, octavo.engine.core_builder\n"
         "bad = {'fastapi', 'uvicorn', 'starlette', 'torch', 'tokenizers', 'prometheus_client', 'rich'}\n"
         "print(sorted(bad & set(sys.modules)))"
     )

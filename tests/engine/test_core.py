@@ -12,7 +12,7 @@ import pytest
 
 from octavo.config import EngineConfig
 from octavo.engine.core import MAX_FAILED_STEPS, EngineCore
-from octavo.engine.model_limits import check_model_limits
+from octavo.engine.core_builder import build_core
 from octavo.exceptions import ConfigError, EngineDeadError
 from octavo.executor.factory import make_executor
 from octavo.messages import (
@@ -57,14 +57,7 @@ def make_core(
     **changes: Any,
 ) -> EngineCore:
     config = make_config(model, **changes)
-    vocab_size = check_model_limits(config)
-    return EngineCore(
-        config,
-        lambda c: FlakyExecutor(c, broken or set()),
-        vocab_size=vocab_size,
-        clock=clock,
-        on_scheduled=on_scheduled,
-    )
+    return build_core(config, lambda c: FlakyExecutor(c, broken or set()), on_scheduled=on_scheduled, clock=clock)
 
 
 def request(name: str, prompt: list[int], max_tokens: int = 6, **params: Any) -> EngineCoreRequest:
@@ -90,7 +83,7 @@ def test_info_and_limits(tiny_model: str) -> None:
     core = make_core(tiny_model)
     assert (core.info.max_model_len, core.info.vocab_size) == (MAX_POSITION, VOCAB)
     assert core.info.num_blocks == 2048 // 16 + 1
-    assert [name for name, _ in core.info.phases] == ["build program", "load weights"]
+    assert [name for name, _ in core.info.phases] == ["read model header", "build program", "load weights"]
     core.shutdown()
     core.shutdown()
 
@@ -217,7 +210,7 @@ def test_tokens_of_an_aborted_request_are_dropped(tiny_model: str) -> None:
 def test_a_core_lives_in_the_time_of_the_clock_it_is_given(tiny_model: str) -> None:
     now = [1000.0]
     core = make_core(tiny_model, clock=lambda: now[0], pipeline_depth=1)
-    assert [seconds for _, seconds in core.info.phases] == [0.0, 0.0], "no time passed in it"
+    assert [seconds for _, seconds in core.info.phases] == [0.0, 0.0, 0.0], "no time passed in it"
     execute = core._executor.execute_model
 
     def slowly(plan: SchedulerOutput) -> Future[ModelRunnerOutput]:

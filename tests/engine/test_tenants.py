@@ -9,8 +9,7 @@ import pytest
 
 from octavo.config import TenantLimits, TenantTable
 from octavo.engine.async_llm import AsyncLLM
-from octavo.engine.tenants import MAX_BUCKETS, Tenants
-from octavo.engine.token_bucket import TokenBucket
+from octavo.engine.tenants import MAX_BUCKETS, Tenants, TokenBucket
 from octavo.exceptions import OverloadedError, ValidationError
 from octavo.messages import SamplingParams, SchedulingOptions, Tenant
 

@@ -12,7 +12,7 @@ from octavo.config import EngineConfig, SchedulerConfig
 from octavo.core.kv_cache.manager import KVCacheManager
 from octavo.core.request import Request
 from octavo.engine.core import EngineCore
-from octavo.engine.model_limits import check_model_limits
+from octavo.engine.core_builder import build_core
 from octavo.engine.output_collector import OutputCollector
 from octavo.exceptions import InvariantError, RequestError, ValidationError
 from octavo.executor.factory import make_executor
@@ -117,8 +117,7 @@ def test_wrong_books_are_nobodys_own_fault(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.fixture
 def core(tiny_model: str) -> Any:
     config = make_config(tiny_model)
-    vocab_size = check_model_limits(config)
-    one = EngineCore(config, make_executor, vocab_size=vocab_size)
+    one = build_core(config)
     yield one
     one.shutdown()
 
@@ -189,15 +188,14 @@ class Raising:
 def test_a_step_that_raises_because_of_one_request(tiny_model: str, n: int, when: str, depth: int) -> None:
     """Whose fault it was is found out, and the others give the very tokens that they give alone."""
     config = make_config(tiny_model, pipeline_depth=depth)
-    vocab_size = check_model_limits(config)
     requests = [tiny_request(f"r{i}", [5, 6, 7, i] * 6, max_tokens=10, n=n) for i in range(6)]
     alone = {}
-    real = EngineCore(config, make_executor, vocab_size=vocab_size)
+    real = build_core(config)
     for request in requests:
         real.add_request(request)
         alone |= tokens(real)
     real.shutdown()
-    core = EngineCore(config, lambda c: Raising(c, when), vocab_size=vocab_size)
+    core = build_core(config, lambda c: Raising(c, when))
     for request in requests[:4]:
         core.add_request(request)
     core.step()
