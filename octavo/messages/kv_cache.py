@@ -60,8 +60,8 @@ class KVCacheSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bytes_per_block(self) -> int:
-        """Of the largest group: the blocks are equal."""
-        return self.block_size * max(group.bytes_per_token for group in self.groups)
+        """Of the largest group, for the blocks are equal: ``block_size`` tokens, or a state."""
+        return max(max(self.block_size * one.bytes_per_token, one.bytes_per_request) for one in self.groups)
 
     def entries_for(self, num_tokens: int) -> int:
         """Entries of the block tables of a sequence."""

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.core.kv_cache.groups import make_groups
+from octavo.core.kv_cache.event_log import SPEC_KINDS
+from octavo.core.kv_cache.groups import GROUPS, make_groups
 from octavo.core.kv_cache.manager import KVCacheManager
 from octavo.core.kv_cache.prefix_finder import Prefix
 from octavo.core.request import Request
@@ -31,6 +32,10 @@ def test_full_attention_needs_all_rows_and_so_do_latents(kind: str) -> None:
     assert [group.first_row(n) for n in (0, 1, 10**6)] == [0, 0, 0]
     assert group.most_rows > 10**6
     assert not group.gives_back
+
+
+def test_events_have_a_word_for_each_kind() -> None:
+    assert SPEC_KINDS.keys() == GROUPS.keys()
 
 
 def test_kinds_without_a_strategy_are_refused() -> None:

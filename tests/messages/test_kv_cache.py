@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from octavo.config import CacheConfig
 from octavo.exceptions import ConfigError
@@ -14,6 +15,8 @@ def test_a_token_takes_a_place_in_each_group_and_blocks_are_equal() -> None:
     kv = KVCacheSpec(groups=(*kv_specs([None], 100), *kv_specs([20, 20], 60)), block_size=16)
     assert (kv.bytes_per_token, kv.bytes_per_block) == (100 + 2 * 60, 1600)
     assert kv.entries_for(17) == 2 * 3
+    state = KVSpec(kind="state", bytes_per_request=5000)
+    assert replace(kv, groups=(*kv.groups, state)).bytes_per_block == 5000
 
 
 def test_sliding_groups_have_windows_and_others_have_none() -> None:

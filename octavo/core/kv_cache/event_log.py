@@ -8,7 +8,11 @@ from octavo.core.kv_cache.names import CacheEntry
 from octavo.messages import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent, KVSpec
 from octavo.messages.kv_events import MEDIUM
 
-SPEC_KINDS = {"full": "full_attention", "sliding": "sliding_window"}  # vLLM's words
+SPEC_KINDS = {  # vLLM's words
+    "full": "full_attention",
+    "latent": "mla_attention",
+    "sliding": "sliding_window",
+}
 
 
 class NullEventLog:
