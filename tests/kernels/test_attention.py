@@ -22,6 +22,7 @@ from tests.kernels.kernel_programs import (
     reference,
     step,
 )
+from tests.pairwise import pairwise
 
 SHAPES = {
     "gqa": (9, 3, 64),
@@ -33,6 +34,7 @@ SHAPES = {
 UNEQUAL = {"narrow values": (6, 2, 48, 20), "wide values": (4, 2, 16, 80)}  # of keys and of values
 # Against the same rounding of K and V; then int8 meets int16, everything else bfloat16
 KV_TOLERANCE: dict[KVDtype, float] = {"bfloat16": 2e-2, "int8": 1e-4, "fp8_e4m3": 2e-2, "fp8_e5m2": 2e-2}
+GRID = pairwise([*SHAPES.values(), *UNEQUAL.values()], ISAS, [*KV_TOLERANCE])
 BOUNDARIES = (1, 15, 16, 17, 63, 64, 65, 511, 512, 513, 1025)
 
 
@@ -59,9 +61,7 @@ def assert_same_bits(a: np.ndarray, b: np.ndarray) -> None:
     np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
 
 
-@pytest.mark.parametrize("kv", KV_TOLERANCE)
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("shape", [*SHAPES.values(), *UNEQUAL.values()], ids=[*SHAPES, *UNEQUAL])
+@pytest.mark.parametrize(("shape", "isa", "kv"), GRID)
 def test_equals_the_float64_reference_around_boundaries(shape: tuple[int, ...], isa: str, kv: KVDtype) -> None:
     case, sizes, rng = attention_case(*shape), sizes_for(kv=kv), np.random.default_rng(2)
     program = case.program()
@@ -72,9 +72,7 @@ def test_equals_the_float64_reference_around_boundaries(shape: tuple[int, ...], 
     close_to(ours.run(inputs), theirs.run(inputs), KV_TOLERANCE[kv])
 
 
-@pytest.mark.parametrize("kv", KV_TOLERANCE)
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("shape", [*SHAPES.values(), *UNEQUAL.values()], ids=[*SHAPES, *UNEQUAL])
+@pytest.mark.parametrize(("shape", "isa", "kv"), GRID)
 def test_decode_prefill_and_chunks_agree_bit_for_bit(shape: tuple[int, ...], isa: str, kv: KVDtype) -> None:
     case, sizes, rng = attention_case(*shape), sizes_for(kv=kv), np.random.default_rng(3)
     program = case.program()

@@ -20,8 +20,10 @@ from tests.kernels.test_attention import (
     random_table,
     sizes_for,
 )
+from tests.pairwise import pairwise
 
 WINDOWS = (1, 2, 15, 16, 17, 64, 65, 200, 511, 512, 513, 700, 4096)
+LAYERS = (((9, 3, 64), 40), ((4, 1, 16), 513), ((2, 2, 256), 1), ((3, 3, 40), 65))  # shape, window
 ROWS = (0, 1, 15, 16, 17, 63, 64, 199, 200, 511, 512, 513, 527, 640, 1023, 1024, 1090)
 
 
@@ -42,9 +44,7 @@ def test_reference_is_masked_attention() -> None:
         np.testing.assert_allclose(ours[:, part], expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("kv", KV_TOLERANCE)
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize(("window", "isa", "kv"), pairwise(WINDOWS, ISAS, [*KV_TOLERANCE]))
 def test_equals_the_float64_reference(window: int, isa: str, kv: KVDtype) -> None:
     case, sizes, rng = window_case(3, 1, 16, [window]), sizes_for(kv=kv), np.random.default_rng(window)
     program = case.program()
@@ -79,12 +79,11 @@ def logits_with_freed_blocks(
     return np.concatenate(parts)
 
 
-@pytest.mark.parametrize("kv", KV_TOLERANCE)
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize(("shape", "window"), [((9, 3, 64), 40), ((4, 1, 16), 513), ((2, 2, 256), 1), ((3, 3, 40), 65)])
+@pytest.mark.parametrize(("layer", "isa", "kv"), pairwise(LAYERS, ISAS, [*KV_TOLERANCE]))
 def test_chunks_agree_bit_for_bit_and_freed_blocks_are_not_read(
-    shape: tuple[int, int, int], window: int, isa: str, kv: KVDtype
+    layer: tuple[tuple[int, int, int], int], isa: str, kv: KVDtype
 ) -> None:
+    shape, window = layer
     case, sizes, rng = window_case(*shape, [window]), sizes_for(kv=kv), np.random.default_rng(3)
     program = case.program()
     weights = random_weights(program)

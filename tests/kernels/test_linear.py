@@ -19,6 +19,7 @@ from tests.kernels.linear_cases import (
     quantize_activations,
     round_to_bf16,
 )
+from tests.pairwise import pairwise
 
 ISAS = _kernels.usable_isas()
 OUTPUTS = [1, 31, 33, 96]
@@ -50,19 +51,23 @@ def names(case: Case) -> str:
     return case.name
 
 
-def sizes(cases: list[Case], inputs: list[int]) -> list[object]:
-    """Every case with every number of inputs that its groups divide."""
-    return [pytest.param(case, k, id=f"{case.name}-{k}") for case in cases for k in inputs if case.fits(k)]
+def sizes(cases: list[Case], inputs: list[int], outputs: list[int]) -> list[object]:
+    """Every case with every number of inputs that its groups divide, on every ISA, and with every number of outputs.
+
+    But not all three together: all formats share the loop over outputs of an ISA, so pairs are what can break.
+    """
+    fitting = [(case, k) for case in cases for k in inputs if case.fits(k)]
+    return [
+        pytest.param(isa, case, n, k, id=f"{case.name}-{k}-{n}-{isa}")
+        for (case, k), n, isa in pairwise(fitting, outputs, ISAS)
+    ]
 
 
 def test_portable_kernels_are_always_there() -> None:
     assert "portable" in ISAS
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("n", OUTPUTS)
-@pytest.mark.parametrize("case", FLOAT_CASES, ids=names)
-@pytest.mark.parametrize("k", [1, 31, 32, 101])
+@pytest.mark.parametrize(("isa", "case", "n", "k"), sizes(FLOAT_CASES, [1, 31, 32, 101], OUTPUTS))
 def test_float_formats_match_float64(isa: str, case: Case, n: int, k: int, rng: np.random.Generator) -> None:
     weight = case.make(rng, n, k)
     linear = probe(isa, weight)
@@ -74,9 +79,7 @@ def test_float_formats_match_float64(isa: str, case: Case, n: int, k: int, rng: 
         assert np.all(np.abs(linear.run(x) - seen @ w.T) <= bound)
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("n", OUTPUTS)
-@pytest.mark.parametrize(("case", "k"), sizes(GROUP_CASES, [32, 48, 192, 512]))
+@pytest.mark.parametrize(("isa", "case", "n", "k"), sizes(GROUP_CASES, [32, 48, 192, 512], OUTPUTS))
 def test_group_formats_are_their_arithmetic(isa: str, case: Case, n: int, k: int, rng: np.random.Generator) -> None:
     weight = case.make(rng, n, k)
     linear = probe(isa, weight)
@@ -157,9 +160,7 @@ def test_parts_of_different_formats(isa: str, threads: int, rng: np.random.Gener
     np.testing.assert_array_equal(linear.run(x, bias, residual), parts + bias + residual)
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize(("case", "k"), sizes(CASES, [64, 192, 48, 51, 512]))
-@pytest.mark.parametrize("n", [1, 33, 96])
+@pytest.mark.parametrize(("isa", "case", "n", "k"), sizes(CASES, [64, 192, 48, 51, 512], [1, 33, 96]))
 def test_embedding_rows_are_the_stored_values(isa: str, case: Case, n: int, k: int, rng: np.random.Generator) -> None:
     """Also the round trip of packing: every weight comes back, exactly."""
     first, second = case.make(rng, n, k), case.make(rng, 2 * n, k)
@@ -180,9 +181,7 @@ def test_half_scales_come_back_exactly(isa: str) -> None:
     np.testing.assert_array_equal(rows, weight.dequantize())
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("case", CASES, ids=names)
-@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(("isa", "case", "poison"), pairwise(ISAS, CASES, [np.nan, np.inf, -np.inf]))
 def test_a_bad_row_fails_alone(isa: str, case: Case, poison: float, rng: np.random.Generator) -> None:
     """NaN and infinity reach every output of their row, so that a sampler can see them, and no other row."""
     weight = case.make(rng, 40, 256)
