@@ -232,7 +232,7 @@ class EngineCore:
         request_ids, finished_ids = set(plan.num_scheduled_tokens), list(plan.finished_request_ids)
         while self._in_flight:
             later, future = self._in_flight.popleft()
-            future.exception()  # wait for its end; whatever it computed is void
+            future.exception()  # wait for its end; its result is void
             request_ids |= set(later.num_scheduled_tokens)
             finished_ids += later.finished_request_ids
         fault = RequestFault.of(error, "running the model")

@@ -136,7 +136,7 @@ class AsyncCoreClient:
 
     def _wait_for_exit(self) -> None:
         code = self._process.wait()
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is waiting
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and with it every waiter
             self._loop.call_soon_threadsafe(self._on_exit, code)
 
     def _on_exit(self, code: int) -> None:
@@ -192,7 +192,7 @@ class AsyncCoreClient:
                 return message.outputs
             if message.reply is not None:
                 reply = self._replies.pop(message.reply.number)
-                if not reply.done():  # whoever waited has left
+                if not reply.done():  # else its caller has left
                     reply.set_result(message.reply.reply)
             if message.failure is not None:
                 self.error = EngineDeadError(f"the engine core failed: {message.failure.message}")
@@ -216,7 +216,7 @@ class AsyncCoreClient:
         try:
             return self._decoder.decode(data)
         except msgspec.MsgspecError as error:
-            self.kill(f"the engine core said what nobody understands: {error}")
+            self.kill(f"the engine core sent a message that cannot be read: {error}")
             assert self.error is not None
             raise self.error from error
 
@@ -242,7 +242,7 @@ class AsyncCoreClient:
         return (await reply).result(query)
 
     def expect_answer(self) -> None:
-        """The core has work, whatever it said last."""
+        """Note that the core has work, though its last message may have said otherwise."""
         if self.owes_since is None:
             self.owes_since = self._clock()
 

@@ -1,7 +1,7 @@
 """The engine core in a process of its own: commands in, messages out, over ZeroMQ.
 
 Started by ``core_client`` with :class:`Launch` on standard input, which stays open: when it closes, the front end is
-gone and so is this process, whatever it is doing. SIGINT and SIGTERM are ignored, for the front end decides when
+gone and this process ends, also in the middle of a step. SIGINT and SIGTERM are ignored, for the front end decides when
 running requests have been given their time. Knows nothing of text or HTTP.
 """
 
@@ -59,7 +59,7 @@ def read_launch(stream: BinaryIO) -> Launch:
 def exit_with_parent(stream: BinaryIO, folder: str) -> None:
     """End this process at once when ``stream`` closes, and remove ``folder``.
 
-    A process that somebody has stopped could not do that: where the system can, it wakes this one first.
+    A process that a signal has stopped could not do that: where the system can, it wakes this one first.
     """
     with contextlib.suppress(OSError, AttributeError):  # Linux has it
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
@@ -99,7 +99,7 @@ class CoreProcess:
 
     def run(self, core: EngineCore) -> None:
         """Serve until told to shut down. While busy it never blocks on the socket, while idle only there."""
-        while self._take_commands(core):
+        while self._apply_commands(core):
             if core.has_work():
                 self._step(core)
 
@@ -123,7 +123,7 @@ class CoreProcess:
             sound.append(output)
         return msgspec.structs.replace(outputs, outputs=sound)
 
-    def _take_commands(self, core: EngineCore) -> bool:
+    def _apply_commands(self, core: EngineCore) -> bool:
         """Apply all commands that have arrived, waiting for one if there is no work. False: shut down."""
         if not core.has_work() and not self._commands.poll(IDLE_CHECK_MS):
             core.check_invariants()

@@ -1,10 +1,11 @@
-"""The gate before the engine core: who may go to it now, and in which order after a restart.
+"""The gate before one engine core: which requests it is sent now, and in which order after a restart.
 
-    open     everybody goes straight through
-    closed   there is no core: everybody waits
-    trial    a new core: the requests that the dead one had go first, each when the one before it has been answered.
-             If the core dies again, it was the last one's doing. Then everybody else follows in order. So do they
-             if the core does not begin with the suspect for a while, though it works: it may lack a seat for long.
+    open     a request is sent as it comes
+    closed   there is no core: requests wait
+    trial    a new core: the requests that the dead one had are sent first, each when the one before it has been
+             answered. If the core dies again, it was the last one's doing. Then the others follow in order of arrival.
+             So do they if the core does not begin with the request on trial for a while, though it works: it may lack
+             a seat for long.
 
 Knows nothing of cores, sockets or text.
 """
@@ -17,13 +18,14 @@ from collections.abc import Callable, Collection, Iterable
 
 from octavo.engine.live_request import LiveRequest
 
-PATIENCE = 5.0  # seconds in which a core that works must have begun with the suspect
+PATIENCE = 5.0  # seconds in which a core that works must have begun with the request on trial
 
 
 class Gate:
-    """``submit`` hands a request to the core; it may finish the request instead, but does not raise.
+    """``submit`` sends a request to the core; it may end the request instead, but does not raise.
 
-    ``on_trial`` is the suspect that the core has not answered yet; ``all_clear`` is called when there is none left.
+    ``on_trial`` is the request that the core must answer before it gets another; ``all_clear`` is called when no
+    request is to be tried any more.
     ``clock`` gives seconds.
     """
 
@@ -35,7 +37,7 @@ class Gate:
     ) -> None:
         self.on_trial: LiveRequest | None = None
         self._submit, self._all_clear, self._clock = submit, all_clear, clock
-        self._give_up_at: float | None = None  # None: the core has begun with the suspect
+        self._give_up_at: float | None = None  # None: the core has begun with the request on trial
         self._is_open = True
         self._again: deque[LiveRequest] = deque()
         self._waiting: dict[LiveRequest, None] = {}  # in order of arrival
@@ -46,7 +48,7 @@ class Gate:
         return self._is_open and self.on_trial is None
 
     def enter(self, live: LiveRequest) -> None:
-        """Submit ``live``, now or when its turn comes."""
+        """Send ``live``, now or when its turn comes."""
         if self.is_free:
             self._submit(live)
         else:
@@ -70,13 +72,13 @@ class Gate:
         """The core has answered, or begun with, these sequences."""
         if self.on_trial is None:
             return
-        suspects = set(self.on_trial.core_ids)
-        if not suspects.isdisjoint(answered_ids):
+        tried_ids = set(self.on_trial.core_ids)
+        if not tried_ids.isdisjoint(answered_ids):
             self._next()
-        elif not suspects.isdisjoint(admitted_ids):
+        elif not tried_ids.isdisjoint(admitted_ids):
             self._give_up_at = None
         elif self._give_up_at is not None and self._clock() >= self._give_up_at:
-            self._let_in()
+            self._end_trial()
 
     def _next(self) -> None:
         self.on_trial = None
@@ -87,10 +89,10 @@ class Gate:
             if not live.finished:
                 self.on_trial, self._give_up_at = live, self._clock() + PATIENCE
                 return
-        self._let_in()
+        self._end_trial()
 
-    def _let_in(self) -> None:
-        """There is no suspect (any more): everybody goes on."""
+    def _end_trial(self) -> None:
+        """No request is on trial any more: those that wait are sent."""
         self.on_trial = None
         again, self._again = self._again, deque()
         for live in again:

@@ -1,6 +1,6 @@
 """The mailbox between the engine and one consumer: it holds one output, into which later ones are merged.
 
-So a slow reader costs no more memory than its own text, and delays nobody. Lives on one event loop.
+So a slow reader costs no more memory than its own text, and delays no other. Lives on one event loop.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ def merge_delta(older: CompletionOutput, newer: CompletionOutput) -> CompletionO
 
 
 class OutputCollector:
-    """Outputs in, outputs out, merged while nobody takes them. True while it holds one.
+    """Outputs in, outputs out, merged until they are read. True while it holds one.
 
-    ``taken``: the consumer has been given something. While ``held``, it is given nothing but errors and whole answers.
+    ``was_read``: the consumer has been given something. While ``held``, it is given only errors and whole answers.
     """
 
     def __init__(self, kind: RequestOutputKind) -> None:
         self._kind = kind
         self._output: RequestOutput | None = None
         self._error: Exception | None = None
-        self.taken = False
+        self.was_read = False
         self._held = False
         self._waiter: asyncio.Future[None] | None = None  # of the consumer; half the price of an Event
 
@@ -60,7 +60,7 @@ class OutputCollector:
         self._wake()
 
     def hold(self) -> None:
-        """Keep what comes until :meth:`release`. Forget what nobody has taken of samples that have not ended."""
+        """Keep what comes until :meth:`release`. Forget what has not been read of samples that have not ended."""
         self._held = True
         if self._output is not None:
             self._output.outputs = [sample for sample in self._output.outputs if sample.finished]
@@ -84,7 +84,7 @@ class OutputCollector:
         while self._error is None:
             if self._output is not None and (not self._held or self._output.finished):
                 output, self._output = self._output, None
-                self.taken = True
+                self.was_read = True
                 return output
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter

@@ -119,7 +119,7 @@ class OutputProcessor:
                 reason, stop_reason = FinishReason.STOP, update.stop_string
                 output = _cut(output, update.num_tokens)
         self._note_times(sample, output, timestamp, processed.iteration)
-        self._take_logprobs(sample, output)
+        self._add_logprobs(sample, output)
         sample.token_ids += output.new_token_ids
         sample.num_unsent += len(output.new_token_ids)
         if reason is not None:
@@ -182,7 +182,7 @@ class OutputProcessor:
 
     # ---- logprobs and times
 
-    def _take_logprobs(self, sample: Sample, output: EngineCoreOutput) -> None:
+    def _add_logprobs(self, sample: Sample, output: EngineCoreOutput) -> None:
         if sample.logprobs is not None:
             for entry in output.new_logprobs or []:
                 sample.logprobs.append(self._logprob_map(entry))

@@ -2,7 +2,7 @@
 
 A request that kills the core is ended when it has done so twice. Its client may send it again, though, and each time
 would cost the server more of its restarts. So an equal one is not taken in, once it is to blame for certain, or was
-there at so many deaths that one more would end the server. Whatever is answered in full is above suspicion.
+there at so many deaths that one more would end the server. A request that is answered in full is taken off the list.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from octavo.config import SupervisorConfig
 from octavo.exceptions import DeadlyRequestError
 from octavo.messages import CacheOptions, EngineCoreRequest, RequestOutputKind, SchedulingOptions
 
-LEAST_DEATHS = 2  # the first one can be anybody's
+LEAST_DEATHS = 2  # at one death alone, another request may have been to blame
 
 
 class Quarantine:
@@ -30,8 +30,8 @@ class Quarantine:
         self._deaths: dict[bytes, list[float]] = {}  # when, by what was asked for
         self._guilty: dict[bytes, float] = {}  # since when
 
-    def suspect(self, requests: Iterable[EngineCoreRequest]) -> None:
-        """A core has died while it had these; equal ones count once."""
+    def count_death(self, requests: Iterable[EngineCoreRequest]) -> None:
+        """Count the death of a core for each of the requests that it had; equal ones count once."""
         now = self._clock()
         self._forget(now)
         for key in {_key(request) for request in requests}:
@@ -41,18 +41,18 @@ class Quarantine:
                 self._guilty[key] = now
 
     def convict(self, request: EngineCoreRequest) -> None:
-        """A core has died of this one."""
+        """Put a request in quarantine, of which a core has died for certain."""
         self._guilty[_key(request)] = self._clock()
 
     def clear(self, request: EngineCoreRequest) -> None:
-        """It was answered in full."""
+        """Forget the deaths at which an equal request was there: this one was answered in full."""
         if self._deaths or self._guilty:
             key = _key(request)
             self._deaths.pop(key, None)
             self._guilty.pop(key, None)
 
     def holds(self, request: EngineCoreRequest) -> bool:
-        """It is not to be computed (again)."""
+        """Whether the request, or an equal one, is not to be computed (again)."""
         return bool(self._guilty) and self._seconds_left(request) > 0
 
     def check(self, request: EngineCoreRequest) -> None:
@@ -74,7 +74,7 @@ class Quarantine:
 
 
 def _key(request: EngineCoreRequest) -> bytes:
-    """Equal for requests that ask for the same, whoever asks, how urgently, with whatever seed or word on the cache.
+    """Equal for requests that ask for the same: caller, urgency, seed and wishes of the cache do not count.
 
     A request is checked before much of that is known of it.
     """

@@ -2,7 +2,7 @@
 
 its caller has been given a part ──▶ ends with an error
 it is to blame                  ──▶ ends with an error, and the like of it is not taken in for a while
-else                            ──▶ is computed again, its output held back until no suspect is left
+else                            ──▶ is computed again, its output held back until no request is on trial
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ class Recovery:
     def __init__(self, quarantine: Quarantine, requests: Collection[LiveRequest], end: End) -> None:
         self._quarantine, self._requests, self._end = quarantine, requests, end
 
-    def sort_out(self, death: EngineDeadError, suspect: LiveRequest | None) -> list[LiveRequest]:
-        """Of what the dead core had: end what its caller has seen a part of, and what is to blame; return the rest.
+    def sort_out(self, death: EngineDeadError, on_trial: LiveRequest | None) -> list[LiveRequest]:
+        """End those of the dead core's requests that are to blame, or have been read in part; return the others.
 
-        To blame is the ``suspect`` that was on trial; without one, whoever has been computed again before, and what
-        is in quarantine.
+        The request ``on_trial`` is to blame; without one, those that have been computed again before. So are those in
+        quarantine.
         """
         again = []
         lost = [live for live in self._requests if live.times_submitted]
-        if suspect is None:
-            self._quarantine.suspect(live.request for live in lost)
-        elif suspect in lost:
-            self._quarantine.convict(suspect.request)
+        if on_trial is None:
+            self._quarantine.count_death(live.request for live in lost)
+        elif on_trial in lost:
+            self._quarantine.convict(on_trial.request)
         for live in lost:
-            if live.collector.taken:
+            if live.collector.was_read:
                 fault = RequestFault("the engine core died in the middle of this answer; please ask again", str(death))
                 self._end(live, EngineDeadError, fault)
             elif (
-                live is suspect
-                or (suspect is None and live.times_submitted > 1)
+                live is on_trial
+                or (on_trial is None and live.times_submitted > 1)
                 or self._quarantine.holds(live.request)
             ):
                 fault = RequestFault("the engine core died twice while it computed this request", str(death))
@@ -58,15 +58,15 @@ class Recovery:
         return again
 
     def release(self) -> None:
-        """No suspect is left: what was held back may be seen."""
+        """No request is on trial: outputs that were held back may be read."""
         for live in self._requests:
             live.collector.release()
 
     def refuse_waiting(self) -> None:
-        """The new core takes too long: whoever waits for it is told to come again."""
+        """The new core takes too long: every request that waits for it ends, to be sent again by its client."""
         self.end_all(EngineRestartingError, RequestFault("the engine core is restarting; please ask again"))
 
     def end_all(self, kind: type[OctavoError], fault: RequestFault) -> None:
-        """Whatever has not ended does so now."""
+        """End every request that has not ended."""
         for live in list(self._requests):
             self._end(live, kind, fault)

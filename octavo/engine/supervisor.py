@@ -36,8 +36,8 @@ class RestartBudget:
         self._config, self._clock = config, clock
         self._restarts: deque[float] = deque()
 
-    def take(self, death: Exception) -> float:
-        """Seconds to wait before the restart that follows ``death``. Raises EngineDeadError if there may be none."""
+    def spend(self, death: Exception) -> float:
+        """Use up one: seconds to wait before the restart after ``death``. Raises EngineDeadError if none is left."""
         config, now = self._config, self._clock()
         while self._restarts and now - self._restarts[0] > config.core_restart_window:
             self._restarts.popleft()
@@ -84,7 +84,7 @@ class Supervisor:
         self._dead_since = self._clock()
         cause: Exception | None = death
         while cause is not None:
-            delay = self._budget.take(cause)
+            delay = self._budget.spend(cause)
             logger.error("%s; the next one starts in %g s", one_line(cause), delay)
             self.phase = "waiting to restart"
             await self.client.shutdown()

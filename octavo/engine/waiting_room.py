@@ -3,8 +3,9 @@
     enter() ──▶ Place ──▶ the core has started it, or it has ended ──▶ leave()
        └── OverloadedError: too many sequences, or tokens of prompts, wait already; nothing of the request is taken in
 
-All prompts and samples of one call count together, so a request never gets in by half. Whoever comes to an empty room
-is let in, however large. A tenant's own limits come on top (``engine.tenants``). Knows nothing of cores.
+All prompts and samples of one call count together, so a request never gets in by half. A request that
+comes to an empty room is let in, however large. A tenant's own limits come on top (``engine.tenants``). Knows nothing
+of cores.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from octavo.exceptions import OverloadedError
 from octavo.messages import SamplingParams
 from octavo.metrics.service_rate import ServiceRate
 
-MAX_RETRY_SECONDS = 600.0  # nobody is told to stay away longer: the estimate is no better than that
+MAX_RETRY_SECONDS = 600.0  # no client is told to stay away longer: the estimate is no better
 
 
 class Load(NamedTuple):
@@ -57,7 +58,7 @@ class Place:
             self._left = True
             self._room._add(self.load, -1)
 
-    __del__ = leave  # a stream that nobody ever read
+    __del__ = leave  # a stream that was never read
 
 
 class WaitingRoom:

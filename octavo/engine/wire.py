@@ -22,7 +22,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """The first thing the core process reads, from its standard input."""
 
     config: EngineConfig
-    folder: str  # of the sockets; whoever ends last removes it
+    folder: str  # of the sockets; the process that ends last removes it
     log_level: int
     log_format: str
 
@@ -38,7 +38,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PackedRequest(msgspec.Struct, frozen=True, array_like=True):
-    """A request, packed and unpacked by itself: one that cannot be is nobody else's fault."""
+    """A request, packed and unpacked by itself: so that one that cannot be spoils no other."""
 
     request_ids: list[str]  # under which its outputs come
     packed: msgspec.Raw  # an EngineCoreRequest

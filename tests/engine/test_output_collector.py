@@ -90,11 +90,11 @@ async def test_what_is_held_back_is_what_comes_later_and_what_has_ended() -> Non
     for _ in range(3):
         await asyncio.sleep(0)
     assert not waiting.done()
-    assert not collector.taken
+    assert not collector.was_read
     collector.put(delta(1, 5))
     collector.release()
     assert [(s.index, s.text) for s in (await waiting).outputs] == [(0, "bc"), (1, "ef")]
-    assert collector.taken
+    assert collector.was_read
     collector.hold()
     last = delta(1, 6, "stop")
     last.finished = True

@@ -173,7 +173,7 @@ def test_quarantine_knows_requests_by_what_they_ask_for() -> None:
     for _ in range(2):
         quarantine.check(request("x"))
         equal = [request("a", seed=3), request("b", seed=4)]  # count once
-        quarantine.suspect([*equal, request("c", prompt=2)])
+        quarantine.count_death([*equal, request("c", prompt=2)])
         quarantine.clear(request("d", prompt=2, seed=9))
         now[0] += 50
     with pytest.raises(DeadlyRequestError, match="not taken in again for 250 s"):
@@ -364,7 +364,7 @@ async def test_the_core_dies_while_the_server_drains(make_engine: Make, seen: bo
     expected = await outcome(engine, [6], max_tokens=LONG)
     kind = RequestOutputKind.DELTA if seen else RequestOutputKind.FINAL_ONLY
     stream = asyncio.create_task(outcome(engine, [6], max_tokens=LONG, output_kind=kind))
-    while not engine.num_running or (seen and not next(iter(engine._live)).collector.taken):
+    while not engine.num_running or (seen and not next(iter(engine._live)).collector.was_read):
         await asyncio.sleep(0.001)
     draining = asyncio.create_task(engine.shutdown(60.0))
     await asyncio.sleep(0)
@@ -432,12 +432,12 @@ def test_the_budget_of_restarts() -> None:
     times = iter((0.0, 10.0, 20.0, 101.0, 111.0, 111.0))
     config = SupervisorConfig(max_core_restarts=3, core_restart_window=100.0, core_restart_backoff=2.0)
     budget = RestartBudget(config, lambda: next(times))
-    assert [budget.take(EngineDeadError("why")) for _ in range(5)] == [0.0, 2.0, 4.0, 4.0, 4.0]
+    assert [budget.spend(EngineDeadError("why")) for _ in range(5)] == [0.0, 2.0, 4.0, 4.0, 4.0]
     with pytest.raises(EngineDeadError, match="100 s: 3"):
-        budget.take(EngineDeadError("why"))
+        budget.spend(EngineDeadError("why"))
     none = RestartBudget(SupervisorConfig(max_core_restarts=0))
     with pytest.raises(EngineDeadError, match=r"^why$"):
-        none.take(EngineDeadError("why"))
+        none.spend(EngineDeadError("why"))
 
 
 def parent(name: str) -> LiveRequest:

@@ -12,7 +12,7 @@ from octavo.utils.registry import resolve
 
 
 class KVEventPublisher(Protocol):
-    """Tells others of KV events. Never blocks and never raises: whoever listens too slowly misses some."""
+    """Tells others of KV events. Never blocks and never raises: a listener that is too slow misses some."""
 
     def publish(self, events: Sequence[KVEvent]) -> None:
         """Pass on what happened in a step, perhaps nothing."""
@@ -24,7 +24,7 @@ class KVEventPublisher(Protocol):
 
 
 class NullPublisher:
-    """Nobody listens."""
+    """Drops all events: nothing listens."""
 
     def __init__(self, config: KVEventsConfig) -> None:
         """Nothing is opened."""

@@ -4,9 +4,9 @@
                                           ▲ └───ROUTER──▶ [sequence number, batch] ..., [-1, ""]  to one who asked
                                           └──── ROUTER ── [number of the first batch wanted]
 
-Numbers are 8 bytes, big-endian. Batches are numbered where they are made, so whatever is dropped on the way, because
-the queue or a subscriber's is full, shows as a gap. The first batch says that all blocks are cleared: whoever knew an
-engine core before this one learns that its blocks are gone.
+Numbers are 8 bytes, big-endian. Batches are numbered where they are made, so a batch that is dropped on the way (the
+queue or a subscriber's is full) shows as a gap. The first batch says that all blocks are cleared: a subscriber that
+knew an engine core before this one learns that its blocks are gone.
 """
 
 from __future__ import annotations
