@@ -15,10 +15,10 @@ from octavo.core.request import Request
 
 
 class Observer:
-    """The scheduler calls each method when it happens, before anything else does. Here they do nothing.
+    """The scheduler calls each method just after what it is named for. Here they do nothing.
 
-    A method may read the request and note facts in it, and changes no queue, no block table and no plan. It never
-    raises.
+    A method may read the request and note facts in it, and changes no queue, no block table of a request and no plan.
+    It never raises.
     """
 
     __slots__ = ()

@@ -43,13 +43,14 @@ class RequestBook:
 
     def start(self, request: Request, prefix: Prefix, now: float) -> None:
         """``request`` runs; ``prefix`` is in its block table."""
-        if request.scheduled_time is None:
-            reads_cache = self._kv.enable_prefix_caching and request.num_reusable_tokens > 0
-            for observer in self._observers:
-                observer.admitted(request, prefix if reads_cache else None)
+        is_first = request.scheduled_time is None
         self._policy.remove(request)
         self.running.append(request)
         request.start(prefix.num_tokens, now, num_external=prefix.num_external)
+        if is_first:
+            reads_cache = self._kv.enable_prefix_caching and request.num_reusable_tokens > 0
+            for observer in self._observers:
+                observer.admitted(request, prefix if reads_cache else None)
 
     def take_finished_ids(self) -> list[str]:
         """For the next plan: ids that the worker may forget."""
