@@ -24,13 +24,13 @@ def run(namespace: argparse.Namespace) -> int:
     """Read a line, answer it, until /exit or the end of input."""
     session = Session(namespace)
     try:
-        Conversation(session, namespace.system, interactive=sys.stdin.isatty()).run()
+        Dialogue(session, namespace.system, interactive=sys.stdin.isatty()).run()
     finally:
         session.close()
     return 0
 
 
-class Conversation:
+class Dialogue:
     """The messages so far. ``interactive`` shows a prompt, a greeting and the speed."""
 
     def __init__(self, session: Session, system: str | None, *, interactive: bool) -> None:

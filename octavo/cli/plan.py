@@ -24,7 +24,7 @@ from octavo.program import LayerKV
 from octavo.utils.units import format_bytes
 from octavo.worker.memory import Machine, plan_memory, this_machine
 
-LENGTHS = (1024, 8192, 32768)  # of requests, when nobody says
+LENGTHS = (1024, 8192, 32768)  # of requests, where no flag says
 KV_DTYPES = ("bf16", "int8", "fp8")
 
 

@@ -90,7 +90,7 @@ async def call_in_thread(function: Callable[[], Any]) -> Any:
             result = function()
         except Exception as caught:
             error = caught
-        with contextlib.suppress(RuntimeError):  # the loop is gone: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is gone, and the waiting with it
             loop.call_soon_threadsafe(settle, result, error)
 
     threading.Thread(target=work, name="octavo-resolve", daemon=True).start()

@@ -11,7 +11,7 @@ import octavo
 from octavo.config import ServerConfig
 from octavo.entrypoints.api import cache, chat_completions, completions, models, operations, tokenize
 from octavo.entrypoints.api.messages import route as messages
-from octavo.entrypoints.api.messages.errors import ANTHROPIC, PATH
+from octavo.entrypoints.api.messages.answers import ANTHROPIC, PATH
 from octavo.entrypoints.api.responses import route as responses
 from octavo.entrypoints.api.shared.errors import OPENAI
 from octavo.entrypoints.http.access_log import AccessLog

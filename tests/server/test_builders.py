@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.entrypoints.api.messages.builder import MessageBuilder
-from octavo.entrypoints.api.responses.builder import ResponseBuilder
+from octavo.entrypoints.api.messages.answers import MessageBuilder
+from octavo.entrypoints.api.responses.answers import ResponseBuilder
 from octavo.entrypoints.chat.conversation import ChatEvent
 from octavo.entrypoints.chat.generation import UsageCounter
 from octavo.entrypoints.chat.parsers.base import Content, Delta, Reasoning, ToolCallDelta

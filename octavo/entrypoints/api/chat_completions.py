@@ -30,7 +30,7 @@ from octavo.entrypoints.chat.conversation import ChatAnswer, ChatEvent, Choice, 
 from octavo.entrypoints.chat.parsers.base import Content, Delta, Reasoning
 from octavo.entrypoints.http.openapi import describe_answer
 from octavo.entrypoints.http.routing import Api, JsonRoute, context_of, note_ignored
-from octavo.entrypoints.http.sse import CLIENT_CLOSED, EventStream, encode_event, json_response, until_disconnect
+from octavo.entrypoints.http.sse import encode_event, json_response, respond
 from octavo.entrypoints.server.context import RequestContext
 
 router = APIRouter(route_class=JsonRoute)
@@ -83,7 +83,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     prompt_text: str | UnsetType = UNSET
 
 
-class MessageDelta(msgspec.Struct, frozen=True, kw_only=True):
+class ChatMessageDelta(msgspec.Struct, frozen=True, kw_only=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
@@ -92,7 +92,7 @@ class MessageDelta(msgspec.Struct, frozen=True, kw_only=True):
 
 class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
-    delta: MessageDelta
+    delta: ChatMessageDelta
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | UnsetType | None = UNSET
@@ -119,10 +119,7 @@ API = Api(router, (ChatChunk, ChatCompletion, RenderedPrompt), OPENAI)
 async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
     """Answer a conversation, whole or as a stream of chunks."""
     answer = await _prepared(body, request)
-    if body.stream:
-        return EventStream(answer.chunks(), error_event)
-    whole = await until_disconnect(request.receive, answer.complete())
-    return json_response(whole) if whole is not None else Response(status_code=CLIENT_CLOSED)
+    return await respond(request, answer.complete, answer.chunks, error_event, stream=bool(body.stream))
 
 
 @router.post("/v1/chat/completions/render", response_class=Response, responses=describe_answer(RenderedPrompt))
@@ -200,10 +197,10 @@ class ChatCompletionAnswer:
         prompt_ids = self.generation.prompts[0] if body.return_token_ids else UNSET
         prompt_text = conversation.prompt_text if body.return_prompt_text else UNSET
         for index in range(self.generation.n):
-            first = ChatChunkChoice(index=index, delta=MessageDelta(role=conversation.role, content=""))
+            first = ChatChunkChoice(index=index, delta=ChatMessageDelta(role=conversation.role, content=""))
             yield self._chunk(first, prompt_token_ids=prompt_ids, prompt_text=prompt_text)
             if conversation.echoed:
-                yield self._chunk(ChatChunkChoice(index=index, delta=MessageDelta(content=conversation.echoed)))
+                yield self._chunk(ChatChunkChoice(index=index, delta=ChatMessageDelta(content=conversation.echoed)))
         async with aclosing(conversation.events()) as events:
             async for news in events:
                 for chunk in self._delta_chunks(news):
@@ -244,7 +241,7 @@ class ChatCompletionAnswer:
         if news.token_ids and (self._body.logprobs or self._body.return_token_ids):
             logprobs = self._logprobs(news.token_ids, news.logprobs)
             token_ids = news.token_ids if self._body.return_token_ids else None
-            deltas = deltas or [MessageDelta(content="")]
+            deltas = deltas or [ChatMessageDelta(content="")]
         chunks = []
         for delta in deltas:
             chunks.append(
@@ -260,7 +257,7 @@ class ChatCompletionAnswer:
             chunks.append(
                 ChatChunkChoice(
                     index=news.index,
-                    delta=MessageDelta(),
+                    delta=ChatMessageDelta(),
                     finish_reason=news.finish_reason,
                     stop_reason=news.stop_reason,
                 )
@@ -268,13 +265,13 @@ class ChatCompletionAnswer:
         return chunks
 
 
-def _message_delta(delta: Delta) -> MessageDelta:
+def _message_delta(delta: Delta) -> ChatMessageDelta:
     if isinstance(delta, Content):
-        return MessageDelta(content=delta.text)
+        return ChatMessageDelta(content=delta.text)
     if isinstance(delta, Reasoning):
-        return MessageDelta(reasoning=delta.text)
+        return ChatMessageDelta(reasoning=delta.text)
     if delta.id is None:
         call = ChatToolCall(index=delta.index, type=UNSET, function=FunctionCall(UNSET, delta.arguments))
     else:
         call = ChatToolCall(index=delta.index, id=delta.id, function=FunctionCall(delta.name or "", delta.arguments))
-    return MessageDelta(tool_calls=[call])
+    return ChatMessageDelta(tool_calls=[call])

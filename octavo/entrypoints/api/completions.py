@@ -32,7 +32,7 @@ from octavo.entrypoints.chat.prompts import encode_prompts, output_budget, trunc
 from octavo.entrypoints.chat.sampling import check_weight, sampling_params
 from octavo.entrypoints.http.openapi import describe_answer
 from octavo.entrypoints.http.routing import Api, JsonRoute, context_of, note_ignored
-from octavo.entrypoints.http.sse import CLIENT_CLOSED, EventStream, encode_event, json_response, until_disconnect
+from octavo.entrypoints.http.sse import encode_event, json_response, respond
 from octavo.entrypoints.server.context import RequestContext
 from octavo.entrypoints.server.state import ServedModel
 from octavo.exceptions import ValidationError
@@ -88,10 +88,7 @@ API = Api(router, (Completion, RenderedPrompts), OPENAI)
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     """Continue each prompt, whole or as a stream of chunks."""
     answer = await _prepared(body, request)
-    if body.stream:
-        return EventStream(answer.chunks(), error_event)
-    whole = await until_disconnect(request.receive, answer.complete())
-    return json_response(whole) if whole is not None else Response(status_code=CLIENT_CLOSED)
+    return await respond(request, answer.complete, answer.chunks, error_event, stream=bool(body.stream))
 
 
 @router.post("/v1/completions/render", response_class=Response, responses=describe_answer(RenderedPrompts))

@@ -26,7 +26,7 @@ ONE_MODEL = {"model": {"operationId": "get_model", "parameters": {"name": "$resp
 
 
 class ModelPermission(msgspec.Struct, frozen=True, kw_only=True):
-    """OpenAI dropped it, vLLM's clients still read it. Nobody may fine-tune here."""
+    """OpenAI dropped it, vLLM's clients still read it. There is no fine-tuning here."""
 
     id: str
     object: str = "model_permission"

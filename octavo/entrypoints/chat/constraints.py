@@ -8,15 +8,17 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from octavo.entrypoints.chat.parsers.formats import CallSyntax, ReasoningFormat
-from octavo.entrypoints.chat.prompts import ChatSetup
 from octavo.exceptions import ValidationError
 from octavo.messages import StructuredOutputsParams
 from octavo.structured_output.structural_tag import Tag, tool_calls
+
+if TYPE_CHECKING:
+    from octavo.entrypoints.chat.prompts import ChatSetup
 
 WHERE = {"json": "response_format.json_schema.schema", "structural_tag": "response_format"}
 ANY_OBJECT = {"type": "object"}

@@ -200,7 +200,7 @@ async def prepare(
         num_cut = len(prompt.token_ids) - len(token_ids) if options.truncation_side != "right" else 0
         parts = PromptMap(engine.tokenizer, chat, setup, prompt, marks, num_cut)
         options = replace(options, cache=msgspec.structs.replace(options.cache, pins=tuple(await parts.pins())))
-        more: dict[str, Any] = {"response_id": response_id(id_prefix, context, options), "explain": parts.report}
+        more: dict[str, Any] = {"response_id": response_id(id_prefix, context, options), "message_of": parts.message_of}
         generation = await Generation.begin(context, model, options, [token_ids], [params], **more)
     role = chat.messages[-1]["role"] if chat.continue_final_message else model.chat_config.response_role
     return Conversation(generation, task, prompt.text, reader_for(task.reply, setup, thinking=thinking), role)

@@ -11,8 +11,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from octavo.entrypoints.chat.constraints import named_by
-from octavo.entrypoints.chat.prompt_map import CacheReport, cache_report
 from octavo.entrypoints.chat.sampling import GenerationOptions, check_logprobs
 from octavo.entrypoints.server.context import RequestContext
 from octavo.entrypoints.server.state import ServedModel
@@ -57,6 +58,33 @@ async def merge(streams: Sequence[AsyncIterator[Any]]) -> AsyncGenerator[tuple[i
             task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class CacheReport(msgspec.Struct, frozen=True):
+    """Why no more of the prompt came from the cache: ``reason`` is differs, ends, new, complete or off.
+
+    ``token`` is where, counted from 0; ``message`` the message that it is in, of a conversation.
+    """
+
+    reason: str
+    cached_tokens: int
+    token: int | None
+    message: str | None
+    detail: str
+
+
+def cache_report(miss: CacheMiss, message: str | None) -> CacheReport:
+    """``miss`` in words; ``message`` is the name of the one that it is in."""
+    where = f"token {miss.position}" + (f" ({message})" if message is not None else "")
+    detail = {
+        "complete": "all whole blocks that can be reused were",
+        "differs": f"differs from a cached prompt at {where}",
+        "ends": f"nothing cached goes on from {where}",
+        "new": "no cached prompt begins like this one",
+        "off": "the request reads nothing from the cache",
+    }[miss.kind]
+    position = miss.position if miss.kind in ("differs", "ends") else None
+    return CacheReport(miss.kind, miss.num_found, position, message, detail)
 
 
 @dataclass
@@ -106,9 +134,9 @@ class Generation:
         params: list[SamplingParams],
         *,
         response_id: str,
-        explain: Callable[[CacheMiss], CacheReport] = cache_report,
+        message_of: Callable[[CacheMiss], str | None] = lambda miss: None,
     ) -> None:
-        """``explain`` may take its time: it is called in a thread of its own, if the report was asked for."""
+        """``message_of`` names the message that a cache miss is in; it is called in a thread of its own, on request."""
         self.cache = options.cache
         if self.cache.wants_report and len(prompts) > 1:
             raise ValidationError("return_cache_report needs a single prompt", parameter="return_cache_report")
@@ -122,7 +150,7 @@ class Generation:
         self.n = params[0].n
         self.counter = UsageCounter([len(prompt) for prompt in prompts])
         self.times: RequestMetrics | None = None
-        self._explain = explain
+        self._message_of = message_of
         # what the client chose may repeat, what the engine is told must not: an abort is for this one alone
         self._engine_id = f"{response_id}-{uuid.uuid4().hex[:12]}"
         places = self._engine.reserve(prompts, params, scheduling)
@@ -159,7 +187,7 @@ class Generation:
                         self._log.add(0, output)
                         self.times = output.metrics
                         if output.cache_use.miss is not None and self.counter.cache_report is None:
-                            self.counter.cache_report = await asyncio.to_thread(self._explain, output.cache_use.miss)
+                            self.counter.cache_report = await self._explained(output.cache_use.miss)
                         yield 0, output
                 return
             async with aclosing(merge(self._streams)) as merged:
@@ -167,6 +195,9 @@ class Generation:
                     self.counter.add(index, output)
                     self._log.add(index, output)
                     yield index, output
+
+    async def _explained(self, miss: CacheMiss) -> CacheReport:
+        return cache_report(miss, await asyncio.to_thread(self._message_of, miss))
 
     @property
     def _ids(self) -> set[str]:

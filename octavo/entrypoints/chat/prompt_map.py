@@ -11,8 +11,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import msgspec
-
 from octavo.entrypoints.chat.prompts import ChatInput, ChatMessage, ChatPrompt, ChatSetup, render_chat
 from octavo.exceptions import ValidationError
 from octavo.messages import CacheMiss, CachePin
@@ -73,19 +71,6 @@ def chat_marks(messages: Sequence[ChatMessage]) -> Marks:
     return Marks(found, [f"messages[{index}]" for index in range(len(messages))])
 
 
-class CacheReport(msgspec.Struct, frozen=True):
-    """Why no more of the prompt came from the cache: ``reason`` is differs, ends, new, complete or off.
-
-    ``token`` is where, counted from 0; ``message`` the message that it is in, of a conversation.
-    """
-
-    reason: str
-    cached_tokens: int
-    token: int | None
-    message: str | None
-    detail: str
-
-
 class PromptMap:
     """The ``prompt`` that came of ``chat``, whose messages are called ``marks.names``.
 
@@ -113,13 +98,12 @@ class PromptMap:
             ttls[num_tokens] = max(ttl, ttls.get(num_tokens, 0.0))
         return [CachePin(num_tokens, ttl) for num_tokens, ttl in sorted(ttls.items()) if num_tokens > 0]
 
-    def report(self, miss: CacheMiss) -> CacheReport:
-        """``miss`` in words, with the message that it is in; takes a few renderings."""
-        message = None
-        if miss.kind in ("differs", "ends"):
-            index = self._message_at(miss.position + self._num_cut)
-            message = None if index is None else self._marks.names[index]
-        return cache_report(miss, message)
+    def message_of(self, miss: CacheMiss) -> str | None:
+        """The name of the message that ``miss`` is in, if it is in one; takes a few renderings."""
+        if miss.kind not in ("differs", "ends"):
+            return None
+        index = self._message_at(miss.position + self._num_cut)
+        return None if index is None else self._marks.names[index]
 
     def _message_at(self, position: int) -> int | None:
         """The message that token ``position`` is in; None behind the last one, and where the template does not tell."""
@@ -167,17 +151,3 @@ def _common(one: Sequence[Any], other: Sequence[Any]) -> int:
         else:
             high = middle - 1
     return low
-
-
-def cache_report(miss: CacheMiss, message: str | None = None) -> CacheReport:
-    """``miss`` in words; ``message`` is the name of the one that it is in."""
-    where = f"token {miss.position}" + (f" ({message})" if message is not None else "")
-    detail = {
-        "complete": "all whole blocks that can be reused were",
-        "differs": f"differs from a cached prompt at {where}",
-        "ends": f"nothing cached goes on from {where}",
-        "new": "no cached prompt begins like this one",
-        "off": "the request reads nothing from the cache",
-    }[miss.kind]
-    position = miss.position if miss.kind in ("differs", "ends") else None
-    return CacheReport(miss.kind, miss.num_found, position, message, detail)

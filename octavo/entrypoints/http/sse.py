@@ -11,6 +11,7 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 
 import msgspec
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -81,3 +82,18 @@ class EventStream(Response):
             request_context(scope).note_cause(failed.cause)
             await send({"type": "http.response.body", "body": self._on_error(failed), "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def respond(
+    request: Request,
+    whole: Callable[[], Coroutine[Any, Any, object]],
+    events: Callable[[], AsyncGenerator[bytes, None]],
+    on_error: Callable[[Failure], bytes],
+    *,
+    stream: bool,
+) -> Response:
+    """The answer to ``request``: ``events`` as a stream, or the struct that ``whole`` comes to."""
+    if stream:
+        return EventStream(events(), on_error)
+    answer = await until_disconnect(request.receive, whole())
+    return json_response(answer) if answer is not None else Response(status_code=CLIENT_CLOSED)

@@ -101,7 +101,7 @@ class KeyRing:
         except OSError:
             return None
         if not stat.S_ISREG(found.st_mode):
-            return None  # a pipe, as of <(command), is read once: nobody may write to it again
+            return None  # a pipe, as of <(command), can be read only once
         return found.st_mtime_ns, found.st_size, found.st_ino
 
     def _read(self) -> dict[bytes, Caller]:

@@ -8,7 +8,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from octavo.entrypoints.api.shared.shapes import ChatRequest, Messages, Parts, StopStrings, unknown_fields
+from octavo.entrypoints.api.shared.shapes import (
+    PASSED_ON,
+    ChatRequest,
+    Messages,
+    Parts,
+    StopStrings,
+    refuse_fields,
+    unknown_fields,
+)
 from octavo.entrypoints.api.shared.translate import chat_request
 from octavo.entrypoints.chat.prompt_map import Breakpoint, Marks, check_number, read_ttl
 from octavo.exceptions import ValidationError
@@ -24,12 +32,7 @@ INERT: tuple[Any, ...] = (None, [], {})
 IGNORED = frozenset(
     {"betas", "diagnostics", "inference_geo", "metadata", "service_tier", "speed"} | {"user_profile_id", "workspace_id"}
 )
-# sampling fields of vLLM that mean here what they mean in chat
-PASSED_ON = (
-    "return_cache_report",
-    *("cache_salt", "chat_template_kwargs", "frequency_penalty", "ignore_eos", "logit_bias", "min_p", "min_tokens"),
-    *("presence_penalty", "priority", "repetition_penalty", "request_id", "seed", "stop_token_ids", "timeout"),
-)
+TAKEN = (*PASSED_ON, "return_cache_report")
 NAMES = {
     "max_completion_tokens": "max_tokens",
     "reasoning_effort": "output_config",
@@ -106,7 +109,7 @@ class Tool(BaseModel):
     strict: bool | None = None
 
 
-class ToolChoice(BaseModel):
+class MessagesToolChoice(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -141,13 +144,13 @@ class CountTokensRequest(BaseModel):
     messages: Messages[Message]
     system: str | Parts[TextBlock] | None = None
     tools: Messages[Tool] | None = None
-    tool_choice: ToolChoice | None = None
+    tool_choice: MessagesToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
 
     def ignored(self, *, budget: bool) -> list[str]:
-        """The fields that nobody knows, here or where messages are made; ``budget`` as in :func:`to_chat`."""
-        known = IGNORED.union(REFUSED, PASSED_ON, {"cache_control"}, MessagesRequest.model_fields)
+        """The fields that are not known, here or where messages are made; ``budget`` as in :func:`to_chat`."""
+        known = IGNORED.union(REFUSED, TAKEN, {"cache_control"}, MessagesRequest.model_fields)
         found = unknown_fields(self, known, ("output_config", "thinking", "tool_choice"))
         if self.thinking is not None and self.thinking.budget_tokens is not None and not budget:
             found.append("thinking.budget_tokens")
@@ -171,9 +174,7 @@ def to_chat(request: CountTokensRequest, *, budget: bool = False) -> ChatRequest
     Raises ValidationError under the client's field names.
     """
     extra = request.model_extra or {}
-    for name, reason in REFUSED.items():
-        if not any(extra.get(name) is value or extra.get(name) == value for value in INERT):
-            raise ValidationError(f"{name} is not supported: {reason}", parameter=name)
+    refuse_fields(request, REFUSED, INERT)
     messages = read_messages(request).messages
     prefilled = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
     choice, config = request.tool_choice, request.output_config
@@ -201,7 +202,7 @@ def to_chat(request: CountTokensRequest, *, budget: bool = False) -> ChatRequest
             "temperature": request.temperature,
             "top_p": request.top_p,
             "top_k": request.top_k,
-            **{name: extra.get(name) for name in PASSED_ON},
+            **{name: extra.get(name) for name in TAKEN},
         }
     return chat_request(fields, NAMES)
 
@@ -231,7 +232,7 @@ def _tools(request: CountTokensRequest) -> list[dict[str, Any]]:
     return tools
 
 
-def _tool_choice(choice: ToolChoice) -> Any:
+def _tool_choice(choice: MessagesToolChoice) -> Any:
     if choice.type != "tool":
         return {"auto": "auto", "any": "required", "none": "none"}[choice.type]
     if choice.name is None:
@@ -321,7 +322,7 @@ def _assistant(blocks: list[Any], name: str, said: Transcript) -> None:
         elif isinstance(block, ToolUseBlock):
             called = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
             turn.setdefault("tool_calls", []).append({"id": block.id, "type": "function", "function": called})
-        elif not isinstance(block, RedactedThinkingBlock):  # nobody here can read those
+        elif not isinstance(block, RedactedThinkingBlock):  # which cannot be read here
             raise _misplaced(name, "assistant", block)
         said.mark(_control(block), f"{name}.content[{number}]", inside=isinstance(block, TextBlock))
 

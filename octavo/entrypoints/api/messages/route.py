@@ -6,9 +6,14 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from octavo.entrypoints.api.messages.answers import EVENTS, MessageAnswer, TokensCount
-from octavo.entrypoints.api.messages.builder import MessageBuilder
-from octavo.entrypoints.api.messages.errors import ANTHROPIC, error_body
+from octavo.entrypoints.api.messages.answers import (
+    ANTHROPIC,
+    EVENTS,
+    MessageAnswer,
+    MessageBuilder,
+    TokensCount,
+    error_body,
+)
 from octavo.entrypoints.api.messages.requests import NAMES, CountTokensRequest, MessagesRequest, read_messages, to_chat
 from octavo.entrypoints.api.shared.translate import chat_input, chat_task
 from octavo.entrypoints.api.shared.typed_events import answer

@@ -9,7 +9,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from octavo.entrypoints.api.shared.shapes import ChatRequest, ContentPart, Messages, Metadata, Parts, unknown_fields
+from octavo.entrypoints.api.shared.shapes import (
+    PASSED_ON,
+    ChatRequest,
+    ContentPart,
+    Messages,
+    Metadata,
+    Parts,
+    refuse_fields,
+    unknown_fields,
+)
 from octavo.entrypoints.api.shared.translate import chat_request
 from octavo.exceptions import ValidationError
 
@@ -28,12 +37,7 @@ IGNORED = frozenset(
     {"access_programs", "background_options", "image", "max_tool_calls", "prompt_cache_key", "prompt_cache_options"}
     | {"prompt_cache_retention", "safety_identifier", "service_tier", "stream_options"}
 )
-# sampling fields of vLLM that mean here what they mean in chat
-PASSED_ON = (
-    *("cache_salt", "chat_template_kwargs", "frequency_penalty", "ignore_eos", "logit_bias", "min_p", "min_tokens"),
-    *("presence_penalty", "priority", "repetition_penalty", "request_id", "seed", "skip_special_tokens", "stop"),
-    *("stop_token_ids", "thinking_token_budget", "timeout", "top_k"),
-)
+TAKEN = (*PASSED_ON, "skip_special_tokens", "stop", "thinking_token_budget", "top_k")
 NAMES = {
     "max_completion_tokens": "max_output_tokens",
     "messages": "input",
@@ -121,7 +125,7 @@ class FunctionTool(BaseModel):
     strict: bool | None = None
 
 
-class ToolChoice(BaseModel):
+class ResponsesToolChoice(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
     type: Literal["function", "allowed_tools"]
     name: str | None = None
@@ -138,15 +142,15 @@ class InputRequest(BaseModel):
     input: str | Messages[InputItem]
     instructions: str | None = None
     tools: Messages[FunctionTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     truncation: Literal["disabled", "auto"] | None = None
 
     def unknown(self) -> list[str]:
-        """The fields that nobody knows, here or where responses are made."""
-        known = IGNORED.union(REFUSED, PASSED_ON, ResponsesRequest.model_fields)
+        """The fields that are not known, here or where responses are made."""
+        known = IGNORED.union(REFUSED, TAKEN, ResponsesRequest.model_fields)
         return unknown_fields(self, known, ("reasoning", "text", "tool_choice"))
 
 
@@ -171,9 +175,7 @@ class ResponsesRequest(InputRequest):
 def to_chat(request: InputRequest) -> ChatRequest:
     """The chat request with the same meaning. Raises ValidationError under the client's field names."""
     extra = request.model_extra or {}
-    for name, reason in REFUSED.items():
-        if not any(extra.get(name) is value or extra.get(name) == value for value in INERT):
-            raise ValidationError(f"{name} is not supported: {reason}", parameter=name)
+    refuse_fields(request, REFUSED, INERT)
     if request.truncation == "auto":
         raise ValidationError(
             "truncation 'auto' is not supported: no item is dropped behind your back; send what fits",
@@ -196,7 +198,7 @@ def to_chat(request: InputRequest) -> ChatRequest:
             "logprobs": request.wants_logprobs,
             "top_logprobs": request.top_logprobs if request.wants_logprobs else None,
             "stream": request.stream,
-            **{name: extra.get(name) for name in PASSED_ON},
+            **{name: extra.get(name) for name in TAKEN},
         }
     return chat_request(fields, NAMES)
 
@@ -231,7 +233,7 @@ def _tools(request: InputRequest) -> tuple[list[dict[str, Any]], Any]:
         }
         tools.append({"type": "function", "function": {k: v for k, v in function.items() if v is not None}})
     choice = request.tool_choice
-    if not isinstance(choice, ToolChoice):
+    if not isinstance(choice, ResponsesToolChoice):
         return tools, choice
     if choice.type == "function":
         return tools, {"type": "function", "function": {"name": choice.name}}

@@ -8,8 +8,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from octavo.entrypoints.api.responses.answers import Event, InputTokens, ResponseObject
-from octavo.entrypoints.api.responses.builder import ResponseBuilder
+from octavo.entrypoints.api.responses.answers import Event, InputTokens, ResponseBuilder, ResponseObject
 from octavo.entrypoints.api.responses.requests import NAMES, InputRequest, ResponsesRequest, to_chat
 from octavo.entrypoints.api.shared.errors import OPENAI
 from octavo.entrypoints.api.shared.translate import chat_input, chat_task

@@ -11,8 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from octavo.entrypoints.api.shared.shapes import GenerationRequest
-from octavo.entrypoints.chat.generation import Generation, UsageCounter
-from octavo.entrypoints.chat.prompt_map import CacheReport
+from octavo.entrypoints.chat.generation import CacheReport, Generation, UsageCounter
 from octavo.entrypoints.server.context import RequestContext
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ every wrong element, millions of errors and half a minute of the event loop for 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
@@ -119,6 +119,33 @@ ADVICE = {
 IGNORED = frozenset(
     {"metadata", "prompt_cache_key", "safety_identifier"} | {"service_tier", "session_id", "store", "user", "verbosity"}
 )
+
+
+# fields of vLLM that mean in other APIs what they mean in chat
+PASSED_ON = (
+    "cache_salt",
+    "chat_template_kwargs",
+    "frequency_penalty",
+    "ignore_eos",
+    "logit_bias",
+    "min_p",
+    "min_tokens",
+    "presence_penalty",
+    "priority",
+    "repetition_penalty",
+    "request_id",
+    "seed",
+    "stop_token_ids",
+    "timeout",
+)
+
+
+def refuse_fields(request: BaseModel, refused: Mapping[str, str], inert: Sequence[Any]) -> None:
+    """Raise ValidationError, with the reason, for a field of ``refused`` that is none of the ``inert`` values."""
+    extra = request.model_extra or {}
+    for name, reason in refused.items():
+        if not any(extra.get(name) is value or extra.get(name) == value for value in inert):
+            raise ValidationError(f"{name} is not supported: {reason}", parameter=name)
 
 
 def unknown_fields(request: BaseModel, known: Collection[str], inside: Iterable[str]) -> list[str]:

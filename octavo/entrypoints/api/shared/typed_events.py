@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from octavo.entrypoints.chat.conversation import ChatEvent, Conversation
 from octavo.entrypoints.http.errors import Failure
-from octavo.entrypoints.http.sse import CLIENT_CLOSED, EventStream, json_response, until_disconnect
+from octavo.entrypoints.http.sse import respond
 
 Event = TypeVar("Event")
 Event_co = TypeVar("Event_co", covariant=True)
@@ -47,10 +47,9 @@ async def answer(
     on_error: Callable[[Failure], bytes],
 ) -> Response:
     """Run ``conversation``: a stream of its events, or one whole answer."""
-    if stream:
-        return EventStream(_events(conversation, builder, encode), on_error)
-    whole = await until_disconnect(request.receive, _whole(conversation, builder))
-    return json_response(whole) if whole is not None else Response(status_code=CLIENT_CLOSED)
+    whole = functools.partial(_whole, conversation, builder)
+    events = functools.partial(_events, conversation, builder, encode)
+    return await respond(request, whole, events, on_error, stream=stream)
 
 
 async def _whole(conversation: Conversation, builder: Builder[Event]) -> object:
