@@ -43,7 +43,7 @@ def logprobs(backend: Backend, loaded: LoadedModel, tokens: npt.NDArray[np.int32
         logit_rows=every,
     )
     limits = Limits(count, count, 1, blocks, blocks + 1, BLOCK, kv)
-    logits = backend.prepare(loaded.program, loaded.weights, limits).run(inputs).astype(np.float64)
+    logits = backend.prepare(loaded.program, loaded.weights, limits).run(inputs).rows("logits").astype(np.float64)
     logits -= logits.max(axis=1, keepdims=True)
     return np.asarray(logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)))
 

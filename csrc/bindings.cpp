@@ -2,7 +2,6 @@
 // what they point to alive.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -70,12 +69,6 @@ void run_step(Program& program, nb::handle token_ids, nb::handle positions, nb::
   program.run(step);
 }
 
-nb::ndarray<nb::numpy, float, nb::ndim<2>> logits(nb::object self) {
-  Program& program = nb::cast<Program&>(self);
-  const size_t shape[2] = {static_cast<size_t>(program.rows()), static_cast<size_t>(program.vocab_size())};
-  return {program.logits(), 2, shape, self};
-}
-
 /// A kernel table with the packing of weights.
 struct Kernels {
   const KernelTable* table;
@@ -132,11 +125,70 @@ void bind_weights(nb::module_& m) {
   }, "Names of the instruction sets that were built and that this machine runs, best first.");
 }
 
-Gate gate_of(const std::string& op) {
-  if (op.empty()) return Gate::none;
-  if (op == "silu_mul") return Gate::silu;
-  if (op == "gelu_mul") return Gate::gelu;
-  throw std::invalid_argument("no gate '" + op + "'");
+/// The arguments of a stage, one by one. Each field must be among them, and nothing else.
+class Arguments {
+ public:
+  Arguments(Program& program, std::string kind, nb::dict values)
+      : program_(program), kind_(std::move(kind)), values_(std::move(values)) {}
+
+  void fill(const Field& field, void* to) {
+    if (!values_.contains(field.name)) throw std::invalid_argument(kind_ + " lacks " + field.name);
+    read(field.type, values_[field.name], to);
+    filled_++;
+  }
+
+  void check_all_used() const {
+    if (filled_ != values_.size()) throw std::invalid_argument(kind_ + " has no room for all its arguments");
+  }
+
+ private:
+  template <class T>
+  static void put(void* to, T value) {
+    new (to) T(value);
+  }
+
+  void read(FieldType type, nb::handle value, void* to) const {
+    switch (type) {
+      case FieldType::view:
+        return put(to, value.is_none() ? View{nullptr, 0} : program_.view(nb::cast<Program::Place>(value)));
+      case FieldType::vector:
+        return put(to, pointer<float>(nb::cast<uintptr_t>(value)));
+      case FieldType::linear:
+        return put(to, program_.linear(nb::cast<int64_t>(value)));
+      case FieldType::numbers:
+        return put(to, program_.keep(nb::cast<std::vector<float>>(value)));
+      case FieldType::text:
+        return put(to, program_.keep(nb::cast<std::string>(value)));
+      case FieldType::real:
+        return put(to, nb::cast<float>(value));
+      case FieldType::integer:
+        return put(to, nb::cast<int64_t>(value));
+      case FieldType::boolean:
+        return put(to, nb::cast<bool>(value));
+    }
+  }
+
+  Program& program_;
+  std::string kind_;
+  nb::dict values_;
+  size_t filled_ = 0;
+};
+
+void add_stage(Program& program, const std::string& kind, const nb::dict& values) {
+  Arguments arguments(program, kind, values);
+  program.add(kind, [&](const Field& field, void* to) { arguments.fill(field, to); });
+  arguments.check_all_used();
+}
+
+/// Rows of the last step at a place of the arena, as a view.
+nb::ndarray<nb::numpy, float, nb::ndim<2>> rows_at(nb::object self, Program::Place place, int64_t width,
+                                                   bool per_token) {
+  Program& program = nb::cast<Program&>(self);
+  const View view = program.view(place);
+  const size_t shape[2] = {static_cast<size_t>(per_token ? program.tokens() : program.rows()),
+                           static_cast<size_t>(width)};
+  const int64_t strides[2] = {view.stride, 1};
+  return {view.data, 2, shape, self, strides};
 }
 
 KvFormat kv_format_of(const std::string& name) {
@@ -161,7 +213,6 @@ std::vector<Program::LayerShape> layer_shapes(const std::vector<KvNumbers>& laye
 }
 
 void bind_program(nb::module_& m) {
-  using Place = Program::Place;
   nb::class_<ThreadPool>(m, "ThreadPool")
       .def(nb::init<int>(), "threads"_a)
       .def_prop_ro("threads", &ThreadPool::threads);
@@ -185,38 +236,11 @@ void bind_program(nb::module_& m) {
            },
            "parts"_a, "bias"_a)
       .def("begin_rows", &Program::begin_rows, "per_token"_a)
-      .def("add_embed", &Program::add_embed, "table"_a, "scale"_a, "out"_a)
-      .def("add_rms_norm",
-           [](Program& p, Place x, uintptr_t weight, float eps, Place out, int64_t groups, int64_t width) {
-             p.add_rms_norm(x, pointer<float>(weight), eps, out, groups, width);
-           },
-           "x"_a, "weight"_a, "eps"_a, "out"_a, "groups"_a, "width"_a)
-      .def("add_add", &Program::add_add, "a"_a, "b"_a, "out"_a, "width"_a)
-      .def("add_silu_mul", &Program::add_silu_mul, "x"_a, "out"_a, "width"_a)
-      .def("add_gelu_mul", &Program::add_gelu_mul, "x"_a, "out"_a, "width"_a)
-      .def("add_gather", &Program::add_gather, "x"_a, "out"_a, "width"_a)
-      .def("add_rope_table", &Program::add_rope_table, "inv_freq"_a, "factor"_a, "out"_a)
-      .def("add_rope", &Program::add_rope, "x"_a, "out"_a, "table"_a, "heads"_a, "head_dim"_a, "pairs"_a)
-      .def("add_write_kv", &Program::add_write_kv, "layer"_a, "k"_a, "v"_a)
-      .def("add_linear_prepare",
-           [](Program& p, int64_t linear, Place x, uintptr_t norm, float eps, int64_t scratch, bool per_token) {
-             p.add_linear_prepare({linear, x, pointer<float>(norm), eps, scratch, per_token});
-           },
-           "linear"_a, "x"_a, "norm"_a, "eps"_a, "scratch"_a, "per_token"_a)
-      .def("add_linear",
-           [](Program& p, int64_t linear, Place x, uintptr_t norm, float eps, int64_t scratch, bool per_token, Place out,
-              std::optional<Place> residual, std::optional<Place> maxima, const std::string& gate) {
-             p.add_linear({linear, x, pointer<float>(norm), eps, scratch, per_token}, out,
-                          residual ? &*residual : nullptr, maxima ? &*maxima : nullptr, gate_of(gate));
-           },
-           "linear"_a, "x"_a, "norm"_a, "eps"_a, "scratch"_a, "per_token"_a, "out"_a, "residual"_a.none(),
-           "maxima"_a.none(), "gate"_a)
-      .def("add_attention", &Program::add_attention, "layer"_a, "q"_a, "out"_a, "heads"_a, "scale"_a,
-           "window"_a.none())
+      .def("add", &add_stage, "kind"_a, "args"_a, "A stage by name; ValueError where its arguments are not its own.")
       .def("set_logits", &Program::set_logits, "logits"_a)
       .def("run", &run_step, "token_ids"_a, "positions"_a, "slot_mapping"_a, "query_start_loc"_a, "seq_lens"_a,
            "block_tables"_a, "logit_rows"_a, "One step; ValueError when it does not fit the limits.")
-      .def("logits", &logits, "The last step's logits [rows, vocab_size], a view.")
+      .def("rows_at", &rows_at, "place"_a, "width"_a, "per_token"_a, "Rows of the last step, a view.")
       .def("copy_blocks", &Program::copy_blocks, "pairs"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("measure", &Program::measure, "on"_a)
       .def("measurements", &Program::measurements)

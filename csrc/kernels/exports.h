@@ -6,7 +6,6 @@
 namespace octavo::OCTAVO_ISA {
 
 extern const LinearKernels kLinearKernels;
-extern const ElementwiseKernels kElementwiseKernels;
 extern const AttentionKernels kAttentionKernels;
 extern const SamplingKernels kSamplingKernels;
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <cstring>
 #include <map>
 #include <stdexcept>
@@ -12,6 +13,27 @@ namespace octavo {
 namespace {
 
 constexpr int64_t kRowBlock = 16;  // rows that go through a phase's stages together
+
+/// An op of csrc/ops with its arguments.
+class OpStage final : public RowStage {
+ public:
+  OpStage(const RowOp& op, std::unique_ptr<std::byte[]> args) : op_(op), args_(std::move(args)) {}
+  void run(const Step& step, int64_t first, int64_t last) const override { op_.run(args_.get(), step, first, last); }
+
+ private:
+  const RowOp& op_;
+  std::unique_ptr<std::byte[]> args_;
+};
+
+const RowOp* find_row_op(const KernelTable& table, const std::string& name) {
+  for (int64_t file = 0; file < table.num_row_ops; file++) {
+    const RowOps& ops = *table.row_ops[file];
+    for (int64_t i = 0; i < ops.count; i++) {
+      if (name == ops.first[i].name) return ops.first + i;
+    }
+  }
+  return nullptr;
+}
 
 }  // namespace
 
@@ -69,114 +91,42 @@ void Program::begin_rows(bool per_token) {
   phases_.back().per_token = per_token;
 }
 
-void Program::add_row_stage(const char* name, std::unique_ptr<RowStage> stage) {
+void Program::add_row_stage(const std::string& name, std::unique_ptr<RowStage> stage) {
   if (phases_.empty() || phases_.back().wide) throw std::invalid_argument("begin_rows comes before row stages");
   std::string& names = phases_.back().name;
-  names += names.empty() ? name : std::string(" + ") + name;
+  names += names.empty() ? name : " + " + name;
   phases_.back().rows.push_back(std::move(stage));
 }
 
-void Program::add_wide_stage(const char* name, std::unique_ptr<WideStage> stage) {
+void Program::add_wide_stage(const std::string& name, std::unique_ptr<WideStage> stage) {
   phases_.emplace_back();
   phases_.back().name = name;
   phases_.back().wide = std::move(stage);
 }
 
-void Program::add_embed(int64_t table, float scale, Place out) {
-  add_row_stage("embed", std::make_unique<EmbedStage>(kernels_, linears_.at(table), scale, view(out)));
+Numbers Program::keep(std::vector<float> numbers) {
+  kept_numbers_.push_back(std::move(numbers));
+  return {kept_numbers_.back().data(), static_cast<int64_t>(kept_numbers_.back().size())};
 }
 
-void Program::add_rms_norm(Place x, const float* weight, float eps, Place out, int64_t groups, int64_t width) {
-  add_row_stage("rms_norm", std::make_unique<RmsNormStage>(*kernels_.elementwise, view(x), weight, eps, view(out),
-                                                           groups, width));
+const char* Program::keep(std::string text) {
+  kept_text_.push_back(std::move(text));
+  return kept_text_.back().c_str();
 }
 
-void Program::add_add(Place a, Place b, Place out, int64_t width) {
-  add_row_stage("add", std::make_unique<AddStage>(*kernels_.elementwise, view(a), view(b), view(out), width));
-}
-
-void Program::add_silu_mul(Place x, Place out, int64_t width) {
-  add_row_stage("silu_mul", std::make_unique<GateStage>(kernels_.elementwise->silu_mul, view(x), view(out), width));
-}
-
-void Program::add_gelu_mul(Place x, Place out, int64_t width) {
-  add_row_stage("gelu_mul", std::make_unique<GateStage>(kernels_.elementwise->gelu_mul, view(x), view(out), width));
-}
-
-void Program::add_gather(Place x, Place out, int64_t width) {
-  add_row_stage("gather", std::make_unique<GatherStage>(view(x), view(out), width));
-}
-
-void Program::add_rope_table(std::vector<float> inv_freq, float factor, Place out) {
-  add_row_stage("rope_table", std::make_unique<RopeTableStage>(std::move(inv_freq), factor, view(out)));
-}
-
-void Program::add_rope(Place x, Place out, Place table, int64_t heads, int64_t head_dim, int64_t pairs) {
-  add_row_stage("rope", std::make_unique<RopeStage>(*kernels_.elementwise, view(x), view(out), view(table), heads,
-                                                    head_dim, pairs));
-}
-
-void Program::add_write_kv(int64_t number, Place k, Place v) {
-  const auto& [group, kv] = layer(number);
-  add_row_stage("write_kv", std::make_unique<WriteKvStage>(*kernels_.attention, group, kv, view(k), view(v)));
-}
-
-LinearCall Program::linear_call(const LinearInput& input) const {
-  LinearCall call = {};
-  call.linear = &linears_.at(input.linear);
-  call.x = view(input.x).data;
-  call.ldx = input.x.second;
-  call.norm = input.norm;
-  call.eps = input.eps;
-  call.scratch = arena_->at<float>(0) + input.scratch;
-  return call;
-}
-
-void Program::add_linear_prepare(const LinearInput& input) {
-  const char* name = input.norm ? "rms_norm and prepare" : "prepare";
-  add_row_stage(name, std::make_unique<LinearPrepareStage>(*kernels_.linear, own_scratch_, linear_call(input),
-                                                           input.per_token));
-}
-
-void Program::add_linear(const LinearInput& input, Place out, const Place* residual, const Place* maxima, Gate gate) {
-  LinearCall call = linear_call(input);
-  const Linear& linear = *call.linear;
-  call.y = view(out).data;
-  call.ldy = out.second;
-  call.gate = gate;
-  if (gate != Gate::none && (linear.num_parts > 1 || linear.n % kPanelOutputs != 0 || linear.bias || residual || maxima)) {
-    throw std::invalid_argument("a gated linear has one part of whole panels and nothing is added to it");
+void Program::add(const std::string& kind, const FillField& fill) {
+  const auto arguments = [&](const Fields& fields) {
+    auto args = std::make_unique<std::byte[]>(fields.size);
+    for (int64_t i = 0; i < fields.count; i++) fill(fields.first[i], args.get() + fields.first[i].offset);
+    return args;
+  };
+  if (const RowOp* op = find_row_op(kernels_, kind)) {
+    add_row_stage(kind, std::make_unique<OpStage>(*op, arguments(op->fields)));
+  } else if (const StageKind* stage = find_stage_kind(kind)) {
+    stage->add(*this, arguments(stage->fields).get());
+  } else {
+    throw std::invalid_argument("no stage '" + kind + "'");
   }
-  if (residual) {
-    call.residual = view(*residual).data;
-    call.ldr = residual->second;
-  }
-  if (maxima && linear.num_parts == 1) {
-    logit_maxima_ = view(*maxima);
-    call.maxima = logit_maxima_.data;
-    call.ldm = logit_maxima_.stride;
-  }
-  own_scratch_.reserve(kernels_.linear->scratch_bytes(linear, own_scratch_.threads));
-  const char* names[] = {"linear", "linear and silu_mul", "linear and gelu_mul"};
-  add_wide_stage(names[static_cast<int>(gate)],
-                 std::make_unique<LinearStage>(*kernels_.linear, own_scratch_, call, input.per_token));
-}
-
-void Program::add_attention(int64_t number, Place q, Place out, int64_t heads, float scale,
-                            std::optional<int64_t> window) {
-  const auto& [group, kv] = layer(number);
-  if (window && *window < 1) throw std::invalid_argument("window " + std::to_string(*window) + " of no token");
-  AttentionCall call = {};
-  call.kv = kv;
-  call.q = view(q).data;
-  call.ldq = q.second;
-  call.out = view(out).data;
-  call.ldo = out.second;
-  call.group = heads / kv.kv_heads;
-  call.scale = scale;
-  call.window = window.value_or(kNoWindow);
-  attention_.scratch.reserve(kernels_.attention->scratch_bytes(call.group, kv.key_dim, kv.value_dim));
-  add_wide_stage("attention", std::make_unique<AttentionStage>(*kernels_.attention, *pool_, attention_, group, call));
 }
 
 void Program::Phase::run(const Step& step, int thread, int threads) const {
@@ -209,6 +159,7 @@ void Program::run(const Step& step) {
     if (phase.wide) phase.wide->begin(step);
   }
   pool_->run([&](int thread, int threads) { run_phases(step, thread, threads); });
+  tokens_ = step.tokens;
   rows_ = step.rows;
 }
 

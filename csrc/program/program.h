@@ -2,19 +2,21 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "octavo/kernels.h"
-#include "program/stages.h"
+#include "program/shared.h"
+#include "program/thread_pool.h"
+#include "stages/stage.h"
 
 namespace octavo {
 
-/// Built once from Python with the add_* methods, then run once per step. A step is one parallel region: phases with a
+/// Built once from Python, stage by stage, then run once per step. A step is one parallel region: phases with a
 /// barrier between them. Buffers are columns of one arena, at places that Python planned.
 class Program {
  public:
@@ -38,6 +40,11 @@ class Program {
   /// Bytes from a block to the next: the widest group's layers, and the gap.
   static int64_t block_bytes(const std::vector<LayerShape>& layers, int64_t block_size, KvFormat format);
 
+  struct Layer {
+    int64_t group;
+    KvLayer kv;
+  };
+
   Program(const KernelTable& kernels, std::shared_ptr<ThreadPool> pool, const Shape& shape);
 
   /// A linear or table made of packed parts, which the caller keeps alive; returns its number.
@@ -45,43 +52,40 @@ class Program {
 
   /// Starts a phase of row stages over the tokens or the logit rows of a step.
   void begin_rows(bool per_token);
-  void add_embed(int64_t table, float scale, Place out);
-  void add_rms_norm(Place x, const float* weight, float eps, Place out, int64_t groups, int64_t width);
-  void add_add(Place a, Place b, Place out, int64_t width);
-  void add_silu_mul(Place x, Place out, int64_t width);
-  void add_gelu_mul(Place x, Place out, int64_t width);
-  void add_gather(Place x, Place out, int64_t width);
-  void add_rope_table(std::vector<float> inv_freq, float factor, Place out);
-  void add_rope(Place x, Place out, Place table, int64_t heads, int64_t head_dim, int64_t pairs);
-  void add_write_kv(int64_t layer, Place k, Place v);
 
-  /// What a linear reads: x, through an rms_norm of these weights if they are not null; and floats from the start of the
-  /// arena to where the stage `linear_prepare` leaves it converted.
-  struct LinearInput {
-    int64_t linear;
-    Place x;
-    const float* norm;
-    float eps;
-    int64_t scratch;
-    bool per_token;
-  };
-  void add_linear_prepare(const LinearInput& input);
+  /// Writes what Python gives for a field to `to`.
+  using FillField = std::function<void(const Field& field, void* to)>;
 
-  /// Wide stages are phases of their own. `residual` may be null, and so may `maxima`, where the linear that makes the
-  /// logits puts their maxima. `out` is not where x is.
-  void add_linear(const LinearInput& input, Place out, const Place* residual, const Place* maxima, Gate gate);
-  void add_attention(int64_t layer, Place q, Place out, int64_t heads, float scale, std::optional<int64_t> window);
+  /// Appends the op (csrc/ops) or the stage (csrc/stages) of this name. A wide stage is a phase of its own; row stages
+  /// belong to the phase that begin_rows started. Throws std::invalid_argument.
+  void add(const std::string& kind, const FillField& fill);
 
   void set_logits(Place logits) { logits_ = view(logits); }
+
+  // What stages are made of, while the program is built.
+  const KernelTable& kernels() const { return kernels_; }
+  ThreadPool& pool() { return *pool_; }
+  ThreadScratch& own_scratch() { return own_scratch_; }
+  AttentionShared& attention() { return attention_; }
+  View view(Place place) const { return {arena_->at<float>(0) + place.first, place.second}; }
+  const Linear* linear(int64_t number) const { return &linears_.at(number); }
+  const Layer& layer(int64_t number) const;
+  /// Copies that live as long as the program.
+  Numbers keep(std::vector<float> numbers);
+  const char* keep(std::string text);
+  void add_row_stage(const std::string& name, std::unique_ptr<RowStage> stage);
+  void add_wide_stage(const std::string& name, std::unique_ptr<WideStage> stage);
+  void set_logit_maxima(View maxima) { logit_maxima_ = maxima; }
 
   /// Throws std::invalid_argument for a step beyond the limits; nothing is written then.
   void run(const Step& step);
 
-  /// Logits of the last step: [rows(), vocab_size], contiguous.
+  /// Logits of the last step: [rows(), vocab_size], contiguous; null where a program has none.
   float* logits() const { return logits_.data; }
   /// Their maxima (LinearCall::maxima), rows `stride` apart; data is null where nobody took them.
   View logit_maxima() const { return logit_maxima_; }
   int64_t groups() const { return shape_.limits.groups; }
+  int64_t tokens() const { return tokens_; }  // of the last step
   int64_t rows() const { return rows_; }
   int64_t vocab_size() const { return shape_.limits.vocab_size; }
 
@@ -109,17 +113,7 @@ class Program {
     bool idle(const Step& step) const;
   };
 
-  struct Layer {
-    int64_t group;
-    KvLayer kv;
-  };
-
-  View view(Place place) const { return {arena_->at<float>(0) + place.first, place.second}; }
-  const Layer& layer(int64_t number) const;
-  void add_row_stage(const char* name, std::unique_ptr<RowStage> stage);
-  void add_wide_stage(const char* name, std::unique_ptr<WideStage> stage);
   void run_phases(const Step& step, int thread, int threads);
-  LinearCall linear_call(const LinearInput& input) const;
 
   const KernelTable& kernels_;
   std::shared_ptr<ThreadPool> pool_;
@@ -134,7 +128,9 @@ class Program {
   ThreadScratch own_scratch_;
   AttentionShared attention_;
   View logits_ = {nullptr, 0}, logit_maxima_ = {nullptr, 0};
-  int64_t rows_ = 0;
+  int64_t tokens_ = 0, rows_ = 0;
+  std::deque<std::vector<float>> kept_numbers_;
+  std::deque<std::string> kept_text_;
   std::vector<double> seconds_;  // by phase; empty: not measuring
   std::mutex one_step_;
 };

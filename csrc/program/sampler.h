@@ -7,17 +7,9 @@
 
 #include "octavo/sampling.h"
 #include "program/thread_pool.h"
+#include "sample_row.h"  // made of octavo/backends/sample_row.py
 
 namespace octavo {
-
-/// What one row wants. The layout is that of SAMPLE_ROW in octavo/backends/base.py, where the fields are explained.
-struct SampleRow {
-  uint64_t seed, sample_index, position;
-  double top_p;
-  float temperature, min_p;
-  int32_t top_k, num_logprobs, given_token, logit_row, adjusted_row, mask_row;
-};
-static_assert(sizeof(SampleRow) == 64);
 
 /// Float32 rows of `width` numbers. `maxima`: theirs (octavo/maxima.h), one infinite where a number of the row is not
 /// finite, rows `maxima_stride` apart; or null, and they are looked for.

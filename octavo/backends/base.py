@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from octavo.backends.sample_row import FIELDS
 from octavo.config import KVDtype
 from octavo.program import LayerKV, Program
 from octavo.quantization.base import Weights
@@ -18,27 +19,12 @@ FloatArray = npt.NDArray[np.float32]
 ByteArray = npt.NDArray[np.uint8]
 SampleRows = npt.NDArray[Any]  # of SAMPLE_ROW
 BitArray = npt.NDArray[np.uint32]
+RowChoice = int | slice | npt.NDArray[np.integer]  # which rows of an output
 
 # Instead of a sampled token, what was wrong with its row: a logit is NaN or infinite; the mask leaves no token.
 NOT_FINITE, NOTHING_ALLOWED = -1, -2
 
-# What is wanted of one row of logits, in the layout of SampleRow in csrc/program/sampler.h.
-SAMPLE_ROW = np.dtype(
-    [
-        ("seed", np.uint64),  # the key of the draw,
-        ("sample_index", np.uint64),
-        ("position", np.uint64),  # and its counter: the token's position in the sequence
-        ("top_p", np.float64),
-        ("temperature", np.float32),  # 0: greedy
-        ("min_p", np.float32),
-        ("top_k", np.int32),  # 0 or less: off
-        ("num_logprobs", np.int32),  # -1: none; 0: of the token only; at most the vocabulary
-        ("given_token", np.int32),  # -1: choose one, else its logprobs are wanted
-        ("logit_row", np.int32),  # of the logits
-        ("adjusted_row", np.int32),  # of ``adjusted``, from which the token is chosen; -1: from the logits themselves
-        ("mask_row", np.int32),  # of ``masks``, whose tokens alone may be chosen; -1: every token may
-    ]
-)
+SAMPLE_ROW = np.dtype([(name, kind) for name, kind, _ in FIELDS])
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +76,22 @@ class SampledRows:
         return cls(ids[0], ids[1], np.empty((rows.size, width), np.int32), np.empty((rows.size, width)))
 
 
-@runtime_checkable
-class RowSampler(Protocol):
-    """A Runnable that also chooses tokens; the worker's own sampler serves those that cannot."""
+class StepOutputs(Protocol):
+    """What a run computed, by name (``Program.outputs``): valid until the next run of its Runnable.
+
+    Opaque, so that a device may keep it to itself: rows come over when they are asked for.
+    """
+
+    def rows(self, output: str, chosen: RowChoice = slice(None)) -> FloatArray:
+        """Rows of an output, float32 ``[rows, width]``, or ``[width]`` of a single one; valid as long.
+
+        "logits" has the rows that the step's ``logit_rows`` say, "hidden" a row per token. Raises KernelError for an
+        output that the program does not have.
+        """
+        ...
 
     def sample(self, rows: SampleRows, adjusted: FloatArray | None, masks: BitArray | None) -> SampledRows:
-        """Choose tokens from the logits of the last run. ``adjusted``: [M, vocab_size], rows changed by processors.
+        """Choose tokens from the logits. ``adjusted``: [M, vocab_size], rows changed by processors.
 
         ``masks``: [K, W] with 32 * W >= vocab_size; token t may be chosen if bit t % 32 of word t // 32 is set.
 
@@ -118,8 +114,8 @@ class Runnable(Protocol):
         """How the weights came to be in memory, in a few words for the start-up screen."""
         ...
 
-    def run(self, inputs: StepInputs) -> FloatArray:
-        """Write K and V to the slots, return float32 logits ``[R, vocab_size]``, valid until the next call.
+    def run(self, inputs: StepInputs) -> StepOutputs:
+        """Write K and V to the slots, compute the program's outputs, which are valid until the next call.
 
         Releases the GIL where kernels are native. Raises KernelError on sizes beyond the Limits.
         """

@@ -20,6 +20,7 @@ from octavo.model_loader.weight_map import identity_of, load_weights, match_tens
 from octavo.models.family import Config, Family
 from octavo.models.registry import find_family
 from octavo.program import LayerKV, Program
+from octavo.program.passes.outputs import keep_outputs
 from octavo.quantization.base import LazyWeights, Weight, Weights, owners
 from octavo.quantization.registry import find_scheme
 from octavo.quantization.schemes import unquantized
@@ -124,7 +125,7 @@ def _open(checkpoint: Checkpoint, dtype: Dtype) -> _Opened:
     config = _read_config(family, checkpoint.config, checkpoint.config_source)
     if config.num_layers > len(checkpoint.names()):  # before a program of that many layers is built
         raise ModelError(f"{checkpoint.path}: {config.num_layers} layers, but only {len(checkpoint.names())} tensors")
-    program = family.build(config)
+    program = keep_outputs(family.build(config))
     tied = config.tie_word_embeddings
     sources = match_tensors(program, family.weights, tied=tied, checkpoint=checkpoint)
     outlines = outline_weights(
@@ -149,7 +150,7 @@ def _outline_of_config(path: str, dtype: Dtype) -> ModelOutline:
     stored = hf.get("dtype") or hf.get("torch_dtype") or "float32"
     if not isinstance(stored, str) or stored not in _FLOAT_TYPES:
         raise UnsupportedModel(f"{source}: dtype {stored!r:.80}: must be one of {', '.join(_FLOAT_TYPES)}")
-    program = family.build(config)
+    program = keep_outputs(family.build(config))
 
     def outline(name: str) -> tuple[Weight, ...]:
         shape = program.weights[name].shape

@@ -12,7 +12,7 @@ from typing import Any
 
 from octavo.exceptions import FormatError, UnsupportedModel
 from octavo.models.family import WeightMap
-from octavo.program import ProgramBuilder, Rope, Value
+from octavo.program import Program, ProgramBuilder, Rope, Value
 
 HF = Mapping[str, Any]
 _MISSING: Any = object()
@@ -70,6 +70,13 @@ DECODER_WEIGHTS = WeightMap(
 def builder(c: DecoderConfig) -> ProgramBuilder:
     """An empty program of the sizes of ``c``."""
     return ProgramBuilder(vocab_size=c.vocab_size, max_position=c.max_position)
+
+
+def finish(b: ProgramBuilder, x: Value, c: DecoderConfig) -> Program:
+    """The last norm and the head after the layers, x [T, hidden]. Outputs: logits [R, vocab], hidden [T, hidden]."""
+    rows = b.rms_norm(b.rows(x, b.logit_rows), "norm", c.rms_norm_eps)  # [R, hidden]
+    logits = b.linear(rows, "lm_head", c.vocab_size)
+    return b.finish(logits=logits, hidden=b.rms_norm(x, "norm", c.rms_norm_eps))
 
 
 def read(hf: HF, key: str, kind: type, default: Any = _MISSING) -> Any:

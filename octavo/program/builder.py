@@ -48,6 +48,13 @@ class ProgramBuilder:
         weight = {"weight": self._weight(name, x.width // groups)}
         return self._one("rms_norm", (x,), weight, {"eps": eps, "groups": groups})
 
+    def layer_norm(self, x: Value, name: str, eps: float, *, bias: bool = False) -> Value:
+        """Layer norm of each row, scaled by ``name`` [x.width], plus ``name.bias`` [x.width] when ``bias``."""
+        weights = {"weight": self._weight(name, x.width)}
+        if bias:
+            weights["bias"] = self._weight(f"{name}.bias", x.width)
+        return self._one("layer_norm", (x,), weights, {"eps": eps})
+
     def add(self, a: Value, b: Value) -> Value:
         """``a + b``."""
         return self._one("add", (a, b))
@@ -97,14 +104,31 @@ class ProgramBuilder:
         """``gelu(gate) * up`` of x = [gate | up], gelu by its approximation with tanh."""
         return self._one("gelu_mul", (x,))
 
+    def gelu(self, x: Value, *, tanh: bool = False) -> Value:
+        """``gelu(x)``, exactly or by its approximation with ``tanh``."""
+        return self._one("gelu", (x,), {}, {"tanh": tanh})
+
+    def soft_cap(self, x: Value, cap: float) -> Value:
+        """``cap * tanh(x / cap)``."""
+        return self._one("soft_cap", (x,), {}, {"cap": cap})
+
     def rows(self, x: Value, logit_rows: Value) -> Value:
         """The chosen rows of x."""
         return self._one("rows", (x, logit_rows))
 
-    def finish(self, *, logits: Value) -> Program:
-        """The program. ``logits`` must be [R, vocab_size]; layers of attention must be 0..n-1, each once."""
-        if logits.shape != ("R", self.vocab_size):
+    def finish(self, *, logits: Value | None = None, hidden: Value | None = None) -> Program:
+        """The program, with one named output or more. Layers of attention must be 0..n-1, each once.
+
+        ``logits`` [R, vocab_size] are what tokens are sampled from; ``hidden`` [T, width] is what the last layer, its
+        norm included, makes of each token.
+        """
+        outputs = {name: value for name, value in (("logits", logits), ("hidden", hidden)) if value is not None}
+        if not outputs:
+            raise ModelError("a program without outputs")
+        if logits is not None and logits.shape != ("R", self.vocab_size):
             raise ModelError(f"logits are {logits.shape}, not ('R', {self.vocab_size})")
+        if hidden is not None and (hidden.dtype != "float" or hidden.shape[0] != "T"):
+            raise ModelError(f"hidden is {hidden.shape} of {hidden.dtype}, not a row per token")
         attention = [op.attrs for op in self._ops if op.kind == "attention"]
         layers = [attrs["layer"] for attrs in attention]
         if layers != list(range(len(layers))):
@@ -117,7 +141,7 @@ class ProgramBuilder:
             ops=tuple(self._ops),
             inputs={"token_ids": self.token_ids, "positions": self.positions, "logit_rows": self.logit_rows},
             weights=dict(self._weights),
-            logits=logits,
+            outputs=outputs,
             max_position=self.max_position,
             vocab_size=self.vocab_size,
             kv_layers=kv_layers,

@@ -28,7 +28,8 @@ InferShapes = Callable[[Mapping[str, Value], Mapping[str, WeightSpec], Mapping[s
 class OpSpec:
     """Signature of an op. All outputs are "float".
 
-    ``inputs``, ``weights`` and ``attrs`` are names, inputs in positional order; ``optional_weights`` may be absent.
+    ``inputs``, ``weights`` and ``attrs`` are names, inputs in positional order; ``optional_weights`` and the
+    ``optional_inputs`` at the end may be absent. ``fused``: passes make it, families do not.
     ``infer(inputs, weights, attrs)`` checks shapes (ModelError) and returns one shape per output.
     """
 
@@ -38,6 +39,8 @@ class OpSpec:
     weights: tuple[str, ...] = ()
     optional_weights: tuple[str, ...] = ()
     attrs: tuple[str, ...] = ()
+    optional_inputs: tuple[str, ...] = ()
+    fused: bool = False
 
     @property
     def semantics(self) -> str:
@@ -81,6 +84,41 @@ def _rms_norm(i: Mapping[str, Value], w: Mapping[str, WeightSpec], a: Mapping[st
     width = x.width // groups
     _require(w["weight"].shape == (width,), "rms_norm", f"weight {w['weight'].name} is not [{width}]")
     return (x.shape,)
+
+
+def _fused_linear(i: Mapping[str, Value], w: Mapping[str, WeightSpec], a: Mapping[str, Any]) -> tuple[Shape, ...]:
+    """``out = gate(linear(norm(x), weight, bias)) + residual`` in one op, the same numbers as one after the other.
+
+    The rms_norm of weights ``norm`` and ``eps`` may be absent, as may ``bias`` and ``residual``; ``gate`` is the name
+    of an op that gates (silu_mul, gelu_mul) or "".
+    """
+    _linear(i, w, a)
+    width = w["weight"].shape[0]
+    return ((i["x"].shape[0], width // 2 if a["gate"] else width),)
+
+
+def _layer_norm(i: Mapping[str, Value], w: Mapping[str, WeightSpec], a: Mapping[str, Any]) -> tuple[Shape, ...]:
+    """``out = (x - m) / sqrt(mean((x - m)^2) + eps) * weight + bias`` with m = mean(x), over each row of x [T|R, H].
+
+    weight [H], bias [H] or absent -> [T|R, H]. Ba, Kiros and Hinton, 2016. The means are at least float32.
+    """
+    width = i["x"].width
+    _require(all(spec.shape == (width,) for spec in w.values()), "layer_norm", f"its weights are not [{width}]")
+    return (i["x"].shape,)
+
+
+def _gelu(i: Mapping[str, Value], w: Mapping[str, WeightSpec], a: Mapping[str, Any]) -> tuple[Shape, ...]:
+    """``out = x / 2 * (1 + erf(x / sqrt(2)))``, or with ``tanh`` (a bool) the approximation of gelu_mul.
+
+    Hendrycks and Gimpel, 2016.
+    """
+    return (i["x"].shape,)
+
+
+def _soft_cap(i: Mapping[str, Value], w: Mapping[str, WeightSpec], a: Mapping[str, Any]) -> tuple[Shape, ...]:
+    """``out = cap * tanh(x / cap)``; ``cap`` is a positive float. Gemma Team, 2024 (Gemma 2)."""
+    _require(a["cap"] > 0, "soft_cap", f"a cap of {a['cap']}")
+    return (i["x"].shape,)
 
 
 def _add(i: Mapping[str, Value], w: Mapping[str, WeightSpec], a: Mapping[str, Any]) -> tuple[Shape, ...]:
@@ -158,6 +196,19 @@ _TABLE = (
     OpSpec("embed", _embed, inputs=("token_ids",), weights=("table",), attrs=("scale",)),
     OpSpec("linear", _linear, inputs=("x",), weights=("weight",), optional_weights=("bias",)),
     OpSpec("rms_norm", _rms_norm, inputs=("x",), weights=("weight",), attrs=("eps", "groups")),
+    OpSpec(
+        "fused_linear",
+        _fused_linear,
+        inputs=("x",),
+        weights=("weight",),
+        optional_weights=("bias", "norm"),
+        attrs=("eps", "gate"),
+        optional_inputs=("residual",),
+        fused=True,
+    ),
+    OpSpec("layer_norm", _layer_norm, inputs=("x",), weights=("weight",), optional_weights=("bias",), attrs=("eps",)),
+    OpSpec("gelu", _gelu, inputs=("x",), attrs=("tanh",)),
+    OpSpec("soft_cap", _soft_cap, inputs=("x",), attrs=("cap",)),
     OpSpec("add", _add, inputs=("a", "b")),
     OpSpec("split", _split, inputs=("x",), attrs=("widths",)),
     OpSpec("rope", _rope, inputs=("q", "k", "positions"), attrs=("rope",)),

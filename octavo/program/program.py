@@ -68,7 +68,7 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A whole model. ``inputs`` are named step inputs; ``logits`` is the result ``[R, vocab_size]``.
+    """A whole model. ``inputs`` are named step inputs, ``outputs`` named results: see ``ProgramBuilder.finish``.
 
     ``kv_layers`` is what each attention layer keeps, ``kv_groups`` which of them share blocks.
     """
@@ -76,7 +76,7 @@ class Program:
     ops: tuple[Op, ...]
     inputs: Mapping[str, Value]  # token_ids [T], positions [T], logit_rows [R]
     weights: Mapping[str, WeightSpec]
-    logits: Value
+    outputs: Mapping[str, Value]
     max_position: int
     vocab_size: int
     kv_layers: tuple[LayerKV, ...]

@@ -22,11 +22,12 @@ from octavo.backends.base import (
     BitArray,
     FloatArray,
     Limits,
-    RowSampler,
     Runnable,
     SampledRows,
     SampleRows,
+    StepOutputs,
 )
+from octavo.backends.sampling import masked
 from octavo.config import LogprobsMode
 from octavo.exceptions import RequestError, ValidationError
 from octavo.kv_transfer.movers import Movers
@@ -36,7 +37,6 @@ from octavo.worker.block_tables import BlockTables
 from octavo.worker.input_batch import Chunks, InputBatch, PromptSpan, build_input_batch, split_passes
 from octavo.worker.request_states import RequestStates
 from octavo.worker.sample.constraints import Constraints
-from octavo.worker.sample.rows import masked, sample_rows
 from octavo.worker.siblings import sibling_rows
 from octavo.worker.spec_decode.drafter import Drafter, NullDrafter
 
@@ -53,7 +53,7 @@ NO_TOKEN: dict[int, RequestError | ValidationError] = {
 class Drawn(NamedTuple):
     """What the sampler made of one pass: result i belongs to ``rows[i]``."""
 
-    logits: FloatArray
+    outputs: StepOutputs
     adjusted: FloatArray | None
     masks: BitArray | None
     sampled: SampledRows
@@ -79,7 +79,6 @@ class ModelRunner:
         """``max_sampled``: most tokens that a step samples; None: one for each of ``limits.max_seqs``."""
         self._runnable = runnable
         self._logprobs_mode: LogprobsMode = logprobs_mode
-        self._sampler = runnable if isinstance(runnable, RowSampler) else None
         self._adjusted = np.empty(
             (0, vocab_size), np.float32
         )  # rows for processors to change; kept, for new pages cost
@@ -111,9 +110,9 @@ class ModelRunner:
             id_of_row = dict(zip(chunks.rows.tolist(), ids))
             for part in split_passes(self._states, chunks, self._max_prompt_rows):
                 batch = build_input_batch(self._states, self._tables, part)
-                logits = self._runnable.run(batch.inputs)
-                self._collect(batch, logits, id_of_row, output)
-                self._verify(plan.draft_token_ids, batch, logits, id_of_row, output)
+                outputs = self._runnable.run(batch.inputs)
+                self._collect(batch, outputs, id_of_row, output)
+                self._verify(plan.draft_token_ids, batch, outputs, id_of_row, output)
         for name in output.sampled_token_ids:  # what failed behind a draft fails again, as the first token of a step
             self._failed.pop(name, None)
         output.draft_token_ids.update(self._draft(output))
@@ -175,10 +174,10 @@ class ModelRunner:
         return ids, chunks
 
     def _collect(
-        self, batch: InputBatch, logits: FloatArray, id_of_row: dict[int, str], output: ModelRunnerOutput
+        self, batch: InputBatch, outputs: StepOutputs, id_of_row: dict[int, str], output: ModelRunnerOutput
     ) -> None:
         """Sample every finished chunk and take prompt logprobs; whatever goes wrong is the one request's error."""
-        if logits.shape[0] == 0:
+        if batch.inputs.logit_rows.size == 0:
             return
         states = self._states
         rows = states.sample_rows[batch.sampled_rows]
@@ -186,7 +185,7 @@ class ModelRunner:
         rows["position"] = states.num_tokens[batch.sampled_rows]
         adjusted = None
         if states.has_processors[batch.sampled_rows].any():
-            adjusted = self._adjust(batch, logits, rows, id_of_row, output)
+            adjusted = self._adjust(batch, outputs, rows, id_of_row, output)
         masks = None
         if self._constraints:
             ids = [id_of_row[row] for row in batch.sampled_rows.tolist()]
@@ -195,15 +194,12 @@ class ModelRunner:
         siblings = sibling_rows(states, batch.sampled_rows, rows)
         if batch.prompt_spans or siblings.ids:
             rows = np.concatenate([rows, *(self._prompt_rows(span) for span in batch.prompt_spans), siblings.rows])
-        if self._sampler is not None:
-            sampled = self._sampler.sample(rows, adjusted, masks)
-        else:
-            sampled = sample_rows(logits, rows, adjusted, masks)
+        sampled = outputs.sample(rows, adjusted, masks)
         first = num_sampled
         for span in batch.prompt_spans:
-            self._take_prompt_logprobs(span, logits, sampled, rows, first, id_of_row[span.row], output)
+            self._take_prompt_logprobs(span, outputs, sampled, rows, first, id_of_row[span.row], output)
             first += span.count
-        drawn = Drawn(logits, adjusted, masks, sampled, rows)
+        drawn = Drawn(outputs, adjusted, masks, sampled, rows)
         self._take_tokens(batch.sampled_rows, drawn, id_of_row, output)
         for i, (sibling_id, leader) in enumerate(siblings.ids, first):
             if id_of_row[leader] not in self._failed:
@@ -213,7 +209,7 @@ class ModelRunner:
         self,
         drafts: Mapping[str, Sequence[int]],
         batch: InputBatch,
-        logits: FloatArray,
+        outputs: StepOutputs,
         id_of_row: dict[int, str],
         output: ModelRunnerOutput,
     ) -> None:
@@ -229,7 +225,7 @@ class ModelRunner:
             if not places:
                 return
             rows, first = batch.sampled_rows[places], batch.sampled_logits[places]
-            self._collect(InputBatch(batch.inputs, rows, first + count, []), logits, id_of_row, output)
+            self._collect(InputBatch(batch.inputs, rows, first + count, []), outputs, id_of_row, output)
 
     def _draft(self, output: ModelRunnerOutput) -> dict[str, list[int]]:
         """Guesses at what follows the tokens just sampled, as far as the requests' grammars allow them."""
@@ -239,7 +235,7 @@ class ModelRunner:
     def _adjust(
         self,
         batch: InputBatch,
-        logits: FloatArray,
+        outputs: StepOutputs,
         rows: SampleRows,
         id_of_row: dict[int, str],
         output: ModelRunnerOutput,
@@ -247,9 +243,9 @@ class ModelRunner:
         """Copies of the logits of requests with processors, after these; ``rows`` learn where theirs is."""
         states, wanting = self._states, np.flatnonzero(self._states.has_processors[batch.sampled_rows]).tolist()
         if len(self._adjusted) < len(wanting):
-            self._adjusted = np.empty((len(wanting), logits.shape[1]), np.float32)
+            self._adjusted = np.empty((len(wanting), self._adjusted.shape[1]), np.float32)
         for place, i in enumerate(wanting):
-            row, raw = int(batch.sampled_rows[i]), logits[batch.sampled_logits[i]]
+            row, raw = int(batch.sampled_rows[i]), outputs.rows("logits", int(batch.sampled_logits[i]))
             sampler = states.samplers[row]
             if sampler is None or id_of_row[row] in self._failed:
                 continue
@@ -289,7 +285,7 @@ class ModelRunner:
 
     def _report(self, name: str, row: int, i: int, drawn: Drawn, output: ModelRunnerOutput) -> None:
         """Result ``i``, of the logits of state row ``row``, is the next token of the request ``name``."""
-        logits, adjusted, masks, sampled, rows = drawn
+        outputs, adjusted, masks, sampled, rows = drawn
         token_id = int(sampled.token_ids[i])
         output.sampled_token_ids.setdefault(name, []).append(token_id)
         if sampled.logprobs.shape[1] == 0 or (k := int(rows["num_logprobs"][i])) < 0:
@@ -299,7 +295,7 @@ class ModelRunner:
         if self._is_reported(sampler.logprob_ids):
             entry = _token_logprobs(sampled, i, k)
         else:
-            raw, place = logits[rows["logit_row"][i]], int(rows["adjusted_row"][i])
+            raw, place = outputs.rows("logits", int(rows["logit_row"][i])), int(rows["adjusted_row"][i])
             changed = raw if adjusted is None or place < 0 else adjusted[place]
             if masks is not None and (mask := int(rows["mask_row"][i])) >= 0:
                 changed = masked(changed, masks[mask])
@@ -323,7 +319,7 @@ class ModelRunner:
     def _take_prompt_logprobs(
         self,
         span: PromptSpan,
-        logits: FloatArray,
+        outputs: StepOutputs,
         sampled: SampledRows,
         rows: SampleRows,
         first: int,
@@ -344,7 +340,9 @@ class ModelRunner:
         else:
             mode = self._logprobs_mode
             entries = [
-                sampler.prompt_logprobs(mode, logits[rows["logit_row"][i]], int(rows["given_token"][i]))
+                sampler.prompt_logprobs(
+                    mode, outputs.rows("logits", int(rows["logit_row"][i])), int(rows["given_token"][i])
+                )
                 for i in results
             ]
         output.prompt_logprobs.setdefault(request_id, []).extend(entries)

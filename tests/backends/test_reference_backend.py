@@ -42,7 +42,7 @@ def step(tokens: int = 1, rows: int = 1, seqs: int = 1, blocks: int = 1) -> Step
 def test_stacked_and_shared_parts() -> None:
     runnable = ReferenceBackend(BackendConfig()).prepare(tiny_program(), tiny_weights(), LIMITS)
     assert runnable.weight_bytes == 8 * 4 * 4, "a shared parameter counts once"
-    logits = runnable.run(step(tokens=4, rows=2, seqs=2, blocks=2))
+    logits = runnable.run(step(tokens=4, rows=2, seqs=2, blocks=2)).rows("logits")
     table = np.concatenate([part.dequantize() for part in tiny_weights()["embed"]])
     assert logits.dtype == np.float32
     assert logits.shape == (2, 8)
@@ -66,7 +66,7 @@ def test_steps_beyond_the_limits_are_refused(size: dict[str, int], message: str)
 
 def test_unknown_op_and_wrong_weight_are_refused() -> None:
     program = tiny_program()
-    odd = Op("fft", (program.logits,), (Value(99, ("R", 8)),))
+    odd = Op("fft", (program.outputs["logits"],), (Value(99, ("R", 8)),))
     with pytest.raises(KernelError, match="fft"):
         ReferenceBackend(BackendConfig()).prepare(
             Program(**{f: getattr(program, f) for f in Program.__slots__} | {"ops": (*program.ops, odd)}),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -17,6 +18,8 @@ from octavo.backends.cpu.backend import CpuBackend
 from octavo.backends.reference.backend import ReferenceBackend
 from octavo.config import BackendConfig
 from octavo.program import Program, ProgramBuilder, Rope, Value
+from octavo.program.passes import Pass
+from octavo.program.passes.fuse import fuse
 from octavo.quantization.base import Weight, Weights
 
 ISAS = _kernels.usable_isas()
@@ -29,10 +32,11 @@ class OpCase:
     build: Callable[[ProgramBuilder], Value]
     vocab_size: int
     tolerance: float
+    then: Pass = lambda program: program
 
     def program(self) -> Program:
         builder = ProgramBuilder(vocab_size=self.vocab_size, max_position=4096)
-        return builder.finish(logits=self.build(builder))
+        return self.then(builder.finish(logits=self.build(builder)))
 
 
 def rope_of(head_dim: int, pairs: int, factor: float = 1.0) -> Rope:
@@ -91,6 +95,21 @@ def _residual(b: ProgramBuilder) -> Value:
     return b.rows(b.add(x, b.linear(b.rms_norm(x, "norm", 1e-6), "w", b.vocab_size)), b.logit_rows)
 
 
+def _gated_linear(b: ProgramBuilder) -> Value:
+    x = b.rms_norm(b.embed(b.token_ids, "table", b.vocab_size), "norm", 1e-6)
+    return b.rows(b.silu_mul(b.linear(x, "w", 2 * b.vocab_size)), b.logit_rows)
+
+
+def _layer_norm(bias: bool) -> Callable[[ProgramBuilder], Value]:
+    def build(b: ProgramBuilder) -> Value:
+        x = b.embed(b.token_ids, "t", b.vocab_size)
+        return b.rows(
+            b.layer_norm(b.add(x, b.embed(b.token_ids, "u", b.vocab_size)), "n", 1e-5, bias=bias), b.logit_rows
+        )
+
+    return build
+
+
 def _grouped_norm(b: ProgramBuilder) -> Value:
     """In the middle of a row, beside columns that must stay."""
     before, x, after = b.split(b.embed(b.token_ids, "t", 3 * b.vocab_size), *[b.vocab_size] * 3)
@@ -112,6 +131,14 @@ def _split(b: ProgramBuilder) -> Value:
     return b.rows(b.add(middle, last), b.logit_rows)
 
 
+def _gelu(b: ProgramBuilder, tanh: bool) -> Value:
+    return b.gelu(b.embed(b.token_ids, "t", b.vocab_size, scale=4.0), tanh=tanh)
+
+
+def _soft_cap(b: ProgramBuilder, cap: float) -> Value:
+    return b.soft_cap(b.embed(b.token_ids, "t", b.vocab_size), cap)
+
+
 def _rows_of(op: Callable[[ProgramBuilder], Value]) -> Callable[[ProgramBuilder], Value]:
     return lambda b: b.rows(op(b), b.logit_rows)
 
@@ -127,6 +154,15 @@ CASES: dict[str, list[OpCase]] = {
         for width in (576, 77)
     ]
     + [OpCase(_grouped_norm, width, 1e-6) for width in (192, 39)],
+    "fused_linear": [
+        OpCase(_residual, 96, 1e-6, fuse),
+        OpCase(_gated_linear, 64, 1e-6, partial(fuse, gated={"w"})),
+    ],
+    "layer_norm": [OpCase(_layer_norm(bias), width, 1e-6) for width in (384, 77, 9) for bias in (False, True)],
+    "gelu": [OpCase(_rows_of(partial(_gelu, tanh=tanh)), width, 1e-6) for width in (96, 75) for tanh in (False, True)],
+    "soft_cap": [
+        OpCase(_rows_of(partial(_soft_cap, cap=cap)), width, 1e-6) for width in (96, 75) for cap in (0.5, 30.0)
+    ],
     "add": [OpCase(_add, 83, 1e-6)],
     "split": [OpCase(_split, 64, 1e-6)],
     "rope": [OpCase(_rope_of_heads(24), 96, 1e-6), OpCase(_rope_of_heads(20), 40, 1e-6)],

@@ -52,7 +52,7 @@ def logits_in_chunks(runnable: Runnable, tokens: Sequence[int], table: list[int]
     """Logits of all tokens, computed in steps that end at ``cuts``."""
     parts, start = [], 0
     for cut in (*cuts, len(tokens)):
-        parts.append(runnable.run(step([Chunk(tokens[start:cut], start, table)], sizes)).copy())
+        parts.append(runnable.run(step([Chunk(tokens[start:cut], start, table)], sizes)).rows("logits").copy())
         start = cut
     return np.concatenate(parts)
 
@@ -69,7 +69,7 @@ def test_equals_the_float64_reference_around_boundaries(shape: tuple[int, ...], 
     ours, theirs = cpu(program, weights, sizes, isa=isa, threads=2), reference(program, weights, sizes)
     tokens, table = rng.integers(0, case.vocab_size, 1025).tolist(), random_table(rng, sizes)
     inputs = step([Chunk(tokens, 0, table)], sizes, logit_rows=[n - 1 for n in BOUNDARIES])
-    close_to(ours.run(inputs), theirs.run(inputs), KV_TOLERANCE[kv])
+    close_to(ours.run(inputs).rows("logits"), theirs.run(inputs).rows("logits"), KV_TOLERANCE[kv])
 
 
 @pytest.mark.parametrize(("shape", "isa", "kv"), GRID)
@@ -107,7 +107,7 @@ def test_a_request_is_the_same_alone_and_in_a_mixed_step(isa: str, kv: KVDtype) 
     ]
     alone = [logits_in_chunks(runnable, tokens, table, [known], sizes)[known:] for tokens, table, known in requests]
     chunks = [Chunk(tokens[known:], known, table) for tokens, table, known in requests]
-    assert_same_bits(runnable.run(step(chunks, sizes)), np.concatenate(alone))
+    assert_same_bits(runnable.run(step(chunks, sizes)).rows("logits"), np.concatenate(alone))
 
 
 @pytest.mark.parametrize("block_size", [32, 64, 128])
@@ -131,11 +131,15 @@ def test_nan_left_in_a_block_does_not_reach_its_next_owner(isa: str, kv: KVDtype
     weights = random_weights(program)
     weights["table"][0].data[0] = np.nan
     runnable = cpu(program, weights, sizes, isa=isa)
-    assert np.isnan(runnable.run(step([Chunk([0] * 32, 0, [5, 6])], sizes))).all()
-    healthy = runnable.run(step([Chunk([1, 2, 3], 0, [5]), Chunk(range(1, 20), 0, [7, 6])], sizes)).copy()
+    assert np.isnan(runnable.run(step([Chunk([0] * 32, 0, [5, 6])], sizes)).rows("logits")).all()
+    healthy = (
+        runnable.run(step([Chunk([1, 2, 3], 0, [5]), Chunk(range(1, 20), 0, [7, 6])], sizes)).rows("logits").copy()
+    )
     fresh = cpu(program, weights, sizes, isa=isa)
     assert np.isfinite(healthy).all()
-    assert_same_bits(healthy, fresh.run(step([Chunk([1, 2, 3], 0, [8]), Chunk(range(1, 20), 0, [9, 10])], sizes)))
+    assert_same_bits(
+        healthy, fresh.run(step([Chunk([1, 2, 3], 0, [8]), Chunk(range(1, 20), 0, [9, 10])], sizes)).rows("logits")
+    )
 
 
 @pytest.mark.parametrize("kv", KV_TOLERANCE)
@@ -144,7 +148,9 @@ def test_nan_of_one_request_stays_with_it(kv: KVDtype) -> None:
     program = case.program()
     weights = random_weights(program)
     weights["table"][0].data[0] = np.nan
-    logits = cpu(program, weights, sizes).run(step([Chunk([0, 1], 0, [1]), Chunk([1, 2], 0, [2])], sizes))
+    logits = (
+        cpu(program, weights, sizes).run(step([Chunk([0, 1], 0, [1]), Chunk([1, 2], 0, [2])], sizes)).rows("logits")
+    )
     np.testing.assert_array_equal(np.isnan(logits).all(axis=1), [True, True, False, False])
 
 
@@ -155,10 +161,10 @@ def test_copied_blocks_read_the_same(kv: KVDtype) -> None:
     runnable = cpu(program, random_weights(program), sizes)
     tokens = rng.integers(0, case.vocab_size, 40).tolist()
     runnable.run(step([Chunk(tokens[:39], 0, [1, 2, 3])], sizes))
-    original = runnable.run(step([Chunk(tokens[39:], 39, [1, 2, 3])], sizes)).copy()
+    original = runnable.run(step([Chunk(tokens[39:], 39, [1, 2, 3])], sizes)).rows("logits").copy()
     runnable.copy_blocks([(1, 11), (2, 12), (3, 13), (12, 22)])
     runnable.run(step([Chunk(tokens[1:34], 0, [1, 2, 3])], sizes))  # overwrites the originals
-    assert_same_bits(runnable.run(step([Chunk(tokens[39:], 39, [11, 22, 13])], sizes)), original)
+    assert_same_bits(runnable.run(step([Chunk(tokens[39:], 39, [11, 22, 13])], sizes)).rows("logits"), original)
 
 
 @pytest.mark.parametrize("kv", [kv for kv in KV_TOLERANCE if kv != "bfloat16"])
@@ -174,7 +180,9 @@ def test_scaled_zeros_huge_and_tiny_heads(isa: str, kv: KVDtype) -> None:
     table[4, 64:] = np.float32(1e-45)  # its scale is zero
     tokens, rows = [0, 1, 2, 0, 3, 4, 1], [0, 1, 2]
     inputs = step([Chunk(tokens, 0, [1]), Chunk([1, 3, 4], 0, [2])], sizes, logit_rows=[*rows, 7, 8, 9])
-    ours, theirs = (make(program, weights, sizes).run(inputs) for make in (lambda *a: cpu(*a, isa=isa), reference))
+    ours, theirs = (
+        make(program, weights, sizes).run(inputs).rows("logits") for make in (lambda *a: cpu(*a, isa=isa), reference)
+    )
     assert np.isfinite(ours).all()
     close_to(ours[:2], theirs[:2], KV_TOLERANCE[kv])
     close_to(ours[2:3], theirs[2:3], KV_TOLERANCE[kv])
@@ -195,5 +203,7 @@ def test_int8_sums_of_the_longest_head_do_not_overflow(isa: str) -> None:
     weights = random_weights(program)
     weights["table"][0].data[:, :1024] = 1.0  # every product of a score is the greatest there is
     inputs = step([Chunk(range(40), 0, [1, 2, 3])], sizes)
-    ours, theirs = (make(program, weights, sizes).run(inputs) for make in (lambda *a: cpu(*a, isa=isa), reference))
+    ours, theirs = (
+        make(program, weights, sizes).run(inputs).rows("logits") for make in (lambda *a: cpu(*a, isa=isa), reference)
+    )
     close_to(ours, theirs, 1e-4)

@@ -52,7 +52,7 @@ def test_equals_the_float64_reference(window: int, isa: str, kv: KVDtype) -> Non
     ours, theirs = cpu(program, weights, sizes, isa=isa, threads=2), reference(program, weights, sizes)
     tokens, table = rng.integers(0, case.vocab_size, ROWS[-1] + 1).tolist(), random_table(rng, sizes)
     inputs = step([Chunk(tokens, 0, table)], sizes, logit_rows=ROWS)
-    close_to(ours.run(inputs), theirs.run(inputs), KV_TOLERANCE[kv])
+    close_to(ours.run(inputs).rows("logits"), theirs.run(inputs).rows("logits"), KV_TOLERANCE[kv])
 
 
 @pytest.mark.parametrize("shape", [*SHAPES.values(), (4, 1, 256)])
@@ -64,7 +64,7 @@ def test_several_windows_in_one_program(shape: tuple[int, int, int]) -> None:
     tokens, table = rng.integers(0, case.vocab_size, 600).tolist(), random_table(rng, sizes)
     inputs = step([Chunk(tokens, 0, table)], sizes, logit_rows=[0, 4, 5, 69, 70, 127, 128, 511, 512, 599], groups=4)
     assert [group.window for group in program.kv_groups] == [70, None, 5, 70]
-    close_to(ours.run(inputs), theirs.run(inputs), 2e-2)
+    close_to(ours.run(inputs).rows("logits"), theirs.run(inputs).rows("logits"), 2e-2)
 
 
 def logits_with_freed_blocks(
@@ -74,7 +74,11 @@ def logits_with_freed_blocks(
     parts, start, sizes = [], 0, sizes_for()
     for cut in (*cuts, len(tokens)):
         freed = max(0, start + 1 - window) // 16
-        parts.append(runnable.run(step([Chunk(tokens[start:cut], start, [0] * freed + table[freed:])], sizes)).copy())
+        parts.append(
+            runnable.run(step([Chunk(tokens[start:cut], start, [0] * freed + table[freed:])], sizes))
+            .rows("logits")
+            .copy()
+        )
         start = cut
     return np.concatenate(parts)
 

@@ -12,15 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.backends.base import Limits, StepInputs
+from octavo.backends.base import SAMPLE_ROW, Limits, StepInputs
 from octavo.backends.cpu import _kernels
 from octavo.backends.cpu.backend import CpuBackend
 from octavo.backends.cpu.buffers import Buffer, plan_arena
-from octavo.backends.cpu.fusion import fuse, gate_matrices
 from octavo.backends.cpu.lowering import lower
 from octavo.config import BackendConfig
-from octavo.exceptions import KernelError
-from octavo.program import Program, ProgramBuilder
+from octavo.exceptions import KernelError, ModelError
+from octavo.program import OPS, Program, ProgramBuilder
+from octavo.program.passes.fuse import fuse, gate_matrices
+from octavo.program.passes.outputs import keep_outputs
 from octavo.quantization.base import Weight, Weights
 from tests.kernels.kernel_programs import (
     ISAS,
@@ -38,7 +39,7 @@ from tests.kernels.test_sampler import bits, native, wanted
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, VOCAB = 96, 6, 2, 16, 160, 300
 
 
-def tiny_model(head: str = "embed") -> Program:
+def tiny_model(head: str = "embed", *, hidden: bool = False) -> Program:
     """Two pre-norm layers with GQA, QKV bias and SwiGLU; tied embeddings by default."""
     b = ProgramBuilder(vocab_size=VOCAB, max_position=1024)
     rope, q_size, kv_size = rope_of(HEAD_DIM, HEAD_DIM // 2), HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
@@ -51,7 +52,8 @@ def tiny_model(head: str = "embed") -> Program:
         x = b.add(x, b.linear(a, f"{layer}.o", HIDDEN))
         h = b.rms_norm(x, f"{layer}.norm2", 1e-5)
         x = b.add(x, b.linear(b.silu_mul(b.linear(h, f"{layer}.gate_up", 2 * INNER)), f"{layer}.down", HIDDEN))
-    return b.finish(logits=b.linear(b.rms_norm(b.rows(x, b.logit_rows), "norm", 1e-5), head, VOCAB))
+    logits = b.linear(b.rms_norm(b.rows(x, b.logit_rows), "norm", 1e-5), head, VOCAB)
+    return b.finish(logits=logits, hidden=b.rms_norm(x, "norm", 1e-5) if hidden else None)
 
 
 def tiny_weights(program: Program) -> Weights:
@@ -69,8 +71,8 @@ def test_tiny_model_equals_the_reference(isa: str) -> None:
     weights, rng = tiny_weights(program), np.random.default_rng(8)
     chunks = [Chunk(rng.integers(0, VOCAB, n).tolist(), 0, range(first, first + 8)) for n, first in ((70, 1), (58, 9))]
     inputs = step(chunks, sizes)
-    expected = reference(program, weights, sizes).run(inputs)
-    close_to(cpu(program, weights, sizes, isa=isa, threads=2).run(inputs), expected, 1e-2)
+    expected = reference(program, weights, sizes).run(inputs).rows("logits")
+    close_to(cpu(program, weights, sizes, isa=isa, threads=2).run(inputs).rows("logits"), expected, 1e-2)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -80,11 +82,13 @@ def test_tiny_model_is_bit_identical_in_any_chunking_batch_and_thread_count(isa:
     tokens = rng.integers(0, VOCAB, 60).tolist()
     other = Chunk(rng.integers(0, VOCAB, 50).tolist(), 0, range(20, 24))
     runnables = [cpu(program, weights, sizes, isa=isa, threads=threads) for threads in (1, 2, 3)]
-    whole = runnables[0].run(step([Chunk(tokens, 0, [1, 2, 3, 4])], sizes)).copy()
+    whole = runnables[0].run(step([Chunk(tokens, 0, [1, 2, 3, 4])], sizes)).rows("logits").copy()
     for runnable in runnables:
         for cut in (1, 7, 16, 59):
             runnable.run(step([other, Chunk(tokens[:cut], 0, [9, 8, 7, 6])], sizes))
-            rest = runnable.run(step([Chunk(tokens[cut:], cut, [9, 8, 7, 6]), other], sizes))[: len(tokens) - cut]
+            rest = runnable.run(step([Chunk(tokens[cut:], cut, [9, 8, 7, 6]), other], sizes)).rows("logits")[
+                : len(tokens) - cut
+            ]
             np.testing.assert_array_equal(rest.view(np.uint32), whole[cut:].view(np.uint32))
 
 
@@ -112,22 +116,69 @@ def test_formats_mix_inside_a_matrix_and_tied_embeddings_are_packed_once(isa: st
     weights["embed"] = (quantized(rng, VOCAB - 100, HIDDEN, 8), quantized(rng, 100, HIDDEN, 4))
     inputs = step([Chunk(rng.integers(0, VOCAB, 70).tolist(), 0, range(1, 6))], sizes)
     runnable = cpu(program, weights, sizes, isa=isa, threads=2)
-    close_to(runnable.run(inputs), reference(program, weights, sizes).run(inputs), 3e-2)
+    close_to(runnable.run(inputs).rows("logits"), reference(program, weights, sizes).run(inputs).rows("logits"), 3e-2)
     untied = {**weights, "lm_head": (*weights["embed"],)}
     table_bytes = sum(part.num_bytes for part in weights["embed"])
     assert cpu(tiny_model("lm_head"), untied, sizes, isa=isa).weight_bytes >= runnable.weight_bytes + table_bytes
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_fused_ops_compute_the_same_bits(gated: bool) -> None:
+    program, sizes = tiny_model(), limits()
+    fused = fuse(program, gated=gate_matrices(program) if gated else ())
+    for op in fused.ops:
+        weights = {parameter: program.weights[name] for parameter, name in op.weights.items()}
+        shapes = OPS[op.kind].infer(dict(zip(OPS[op.kind].inputs, op.inputs)), weights, op.attrs)
+        assert shapes == tuple(value.shape for value in op.outputs)
+    weights, inputs = tiny_weights(program), good_step(sizes)
+    ours, theirs = (reference(one, weights, sizes).run(inputs).rows("logits") for one in (fused, program))
+    np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_hidden_rows_are_those_of_the_reference_and_leave_the_logits_alone(isa: str) -> None:
+    program, sizes = tiny_model(hidden=True), limits()
+    weights, inputs = tiny_weights(program), step([Chunk(range(40), 0, [1, 2, 3])], limits(), logit_rows=[39, 3])
+    ours, theirs = (
+        cpu(program, weights, sizes, isa=isa, threads=2).run(inputs),
+        reference(program, weights, sizes).run(inputs),
+    )
+    assert theirs.rows("hidden").shape == (40, HIDDEN)
+    close_to(ours.rows("hidden"), theirs.rows("hidden"), 1e-2)
+    np.testing.assert_array_equal(ours.rows("hidden", np.array([7, 2])), ours.rows("hidden")[[7, 2]])
+    logits = ours.rows("logits").copy()
+    np.testing.assert_array_equal(logits[1], ours.rows("logits", 1))
+    alone = keep_outputs(program)
+    assert [op.kind for op in alone.ops] == [op.kind for op in tiny_model().ops]
+    np.testing.assert_array_equal(cpu(alone, weights, sizes, isa=isa).run(inputs).rows("logits"), logits)
+
+
+def test_outputs_that_are_not_there_are_refused() -> None:
+    both, sizes = tiny_model(hidden=True), limits()
+    with pytest.raises(ModelError, match="no output 'pooled', only logits, hidden"):
+        keep_outputs(both, names=["pooled"])
+    program = keep_outputs(both, names=["hidden"])
+    assert "norm" in program.weights
+    weights, inputs = tiny_weights(both), good_step(sizes)
+    for outputs in (cpu(program, weights, sizes).run(inputs), reference(program, weights, sizes).run(inputs)):
+        assert outputs.rows("hidden").shape == (inputs.token_ids.size, HIDDEN)
+        with pytest.raises(KernelError, match="no output 'logits'"):
+            outputs.rows("logits")
+        with pytest.raises(KernelError, match="no output 'logits'"):
+            outputs.sample(np.zeros(1, SAMPLE_ROW), None, None)
 
 
 def test_linears_take_over_norms_gates_and_residual_adds_and_buffers_are_shared() -> None:
     program, sizes = tiny_model(), limits(tokens=128)
     gates = gate_matrices(program)
     assert gates == {"0.gate_up", "1.gate_up"}
-    nodes = fuse(program, gates)
-    assert sum(node.residual is not None for node in nodes) == 4
-    assert sum(node.norm is not None for node in nodes) == 5
-    assert [node.gate for node in nodes if node.op.kind == "linear"] == ["", "", "silu_mul", ""] * 2 + [""]
-    assert {"add", "rms_norm", "silu_mul"}.isdisjoint(node.op.kind for node in nodes)
-    assert sum(node.op.kind == "silu_mul" for node in fuse(program)) == 2
+    fused = fuse(program, gated=gates).ops
+    linears = [op for op in fused if op.kind == "fused_linear"]
+    assert sum(len(op.inputs) == 2 for op in linears) == 4
+    assert sum("norm" in op.weights for op in linears) == 5
+    assert [op.attrs["gate"] for op in linears] == ["", "", "silu_mul", ""] * 2 + [""]
+    assert {"add", "rms_norm", "silu_mul", "linear"}.isdisjoint(op.kind for op in fused)
+    assert sum(op.kind == "silu_mul" for op in fuse(program).ops) == 2
     lowered = lower(program, sizes, lambda name, rows: 0, gates)
     widths = [128 * (HIDDEN + 2 * INNER + INNER), 128 * VOCAB]
     assert lowered.arena_floats < 2 * sum(widths)  # far from one buffer per value
@@ -144,9 +195,8 @@ def test_what_others_read_too_is_not_melted() -> None:
     biased = b.silu_mul(b.linear(y, "biased", 64, bias=True))
     program = b.finish(logits=b.rows(b.add(left, biased), b.logit_rows))
     assert gate_matrices(program) == set()
-    nodes = fuse(program, {"both", "biased"} & gate_matrices(program))
-    assert all(node.norm is None and not node.gate for node in nodes)
-    assert sum(node.residual is not None for node in nodes) == 1
+    fused = [op for op in fuse(program, gated=gate_matrices(program)).ops if op.kind == "fused_linear"]
+    assert [(op.weights, len(op.inputs)) for op in fused] == [({"weight": "down"}, 2)]
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -167,7 +217,7 @@ def test_gates_beside_what_they_gate_change_no_bit(isa: str, parts: int, gate: s
         for threads in (1, 3):
             runnable = cpu(program, {**random_weights(program), "w": weight}, sizes, isa=isa, threads=threads)
             steps = [step([Chunk(range(tokens), 0, [1, 2, 3])], sizes) for tokens in (1, 3, 40)]
-            results.append([runnable.run(inputs).tobytes() for inputs in steps])
+            results.append([runnable.run(inputs).rows("logits").tobytes() for inputs in steps])
     assert all(result == results[0] for result in results)
 
 
@@ -180,7 +230,7 @@ def test_gates_of_another_format_are_left_apart(isa: str) -> None:
     runnable = cpu(program, weights, sizes, isa=isa, threads=2)
     packed = runnable._packed  # type: ignore[attr-defined]
     assert packed.directory.gated(packed.owners) == {"1.gate_up"}
-    close_to(runnable.run(inputs), reference(program, weights, sizes).run(inputs), 3e-2)
+    close_to(runnable.run(inputs).rows("logits"), reference(program, weights, sizes).run(inputs).rows("logits"), 3e-2)
 
 
 @given(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 12), st.integers(0, 6)), max_size=30))
@@ -233,10 +283,10 @@ def test_a_bad_step_is_refused_before_anything_is_written(
     program, sizes = tiny_model(), limits()
     runnable = cpu(program, tiny_weights(program), sizes)
     inputs = good_step(sizes)
-    before = runnable.run(inputs).copy()
+    before = runnable.run(inputs).rows("logits").copy()
     with pytest.raises(KernelError, match=message):
         runnable.run(altered(inputs, name, index, value))
-    np.testing.assert_array_equal(runnable.run(inputs), before)
+    np.testing.assert_array_equal(runnable.run(inputs).rows("logits"), before)
 
 
 @pytest.mark.parametrize(
@@ -320,24 +370,25 @@ def test_maxima_taken_with_the_logits_are_those_of_the_logits(isa: str, threads:
     )
     runnable = cpu(program, weights, sizes, isa=isa, threads=threads)
     tokens = [t % vocab for t in range(30)]
-    logits = runnable.run(step([Chunk(tokens, 0, [1, 2])], sizes)).copy()
+    outputs = runnable.run(step([Chunk(tokens, 0, [1, 2])], sizes))
+    logits = outputs.rows("logits").copy()
     rows = wanted(30, rng)
     rows["top_k"], rows["num_logprobs"] = np.minimum(rows["top_k"], vocab), rng.choice([-1, 0, 1], 30)
     finite = np.isfinite(logits).all(axis=1)
     assert vocab < 6 or finite.sum() == 30 - tokens.count(1)
-    at_once, later = runnable.sample(rows, None, None), native(logits, rows, isa=isa)  # type: ignore[attr-defined]
+    at_once, later = outputs.sample(rows, None, None), native(logits, rows, isa=isa)
     np.testing.assert_array_equal(at_once.token_ids < 0, ~finite)
     for i in np.flatnonzero(finite).tolist():
         assert bits(at_once, i, rows) == bits(later, i, rows)
-    greedy = runnable.sample(wanted(30, rng, temperature=0.0), None, None)  # type: ignore[attr-defined]
+    greedy = outputs.sample(wanted(30, rng, temperature=0.0), None, None)
     np.testing.assert_array_equal(greedy.token_ids[finite], logits.argmax(axis=1)[finite])
 
 
 def test_an_empty_step_gives_no_rows() -> None:
     program, sizes = tiny_model(), limits()
     runnable = cpu(program, tiny_weights(program), sizes, threads=2)
-    assert runnable.run(step([], sizes)).shape == (0, VOCAB)
-    assert runnable.run(step([Chunk([1, 2], 0, [1])], sizes, logit_rows=[])).shape == (0, VOCAB)
+    assert runnable.run(step([], sizes)).rows("logits").shape == (0, VOCAB)
+    assert runnable.run(step([Chunk([1, 2], 0, [1])], sizes, logit_rows=[])).rows("logits").shape == (0, VOCAB)
 
 
 def test_an_unknown_instruction_set_is_a_kernel_error() -> None:
@@ -382,13 +433,13 @@ from tests.kernels.test_program import good_step, tiny_model, tiny_weights
 
 program, sizes = tiny_model(), limits()
 runnable = cpu(program, tiny_weights(program), sizes, threads=2)
-before = runnable.run(good_step(sizes)).copy()
+before = runnable.run(good_step(sizes)).rows("logits").copy()
 child = os.fork()
 if child == 0:
-    same = np.array_equal(runnable.run(good_step(sizes)), before)
+    same = np.array_equal(runnable.run(good_step(sizes)).rows("logits"), before)
     os._exit(0 if same else 1)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-assert np.array_equal(runnable.run(good_step(sizes)), before)
+assert np.array_equal(runnable.run(good_step(sizes)).rows("logits"), before)
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 

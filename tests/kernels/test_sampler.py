@@ -15,8 +15,7 @@ from octavo.backends.base import (
     SampleRows,
 )
 from octavo.backends.cpu import _kernels
-from octavo.worker.sample.draw import uniform
-from octavo.worker.sample.rows import sample_rows
+from octavo.backends.sampling import sample_rows, uniform
 
 KINDS = (
     {"temperature": 0.0},

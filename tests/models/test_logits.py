@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import torch
 from octavo.backends.registry import make_backend
 from octavo.config import BackendConfig, ModelConfig
 from octavo.model_loader import LoadedModel, load_model
-from tests.models.tiny import Sequence, prepare, random_ids, reference_logits, save, step
+from octavo.models.registry import find_family
+from tests.models.tiny import Sequence, prepare, random_ids, reference_logits, save, step, step_outputs
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -67,6 +69,22 @@ def test_equal_to_transformers(case: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(whole, expected, atol=1e-4)
     (exact,) = step(prepare(loaded, np.float64), [(Sequence(ids, [1, 2, 3, 4, 5]), 80)])
     np.testing.assert_allclose(exact, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", ["gqa", "gemma3", "qwen2 window"])
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_hidden_states_equal_those_of_transformers(case: str, backend: str, tmp_path: Path) -> None:
+    kind, config = CASES[case]
+    model = save(tmp_path, kind, **config)
+    loaded, ids = load_model(ModelConfig(model=str(tmp_path))), random_ids(60)
+    _, family = find_family(loaded.info.config, str(tmp_path))
+    loaded = replace(loaded, program=family.build(family.config(loaded.info.config)))
+    with torch.no_grad():
+        expected = model.model(torch.tensor([ids])).last_hidden_state[0].numpy()
+    runnable = prepare(loaded, backend=make_backend(BackendConfig(backend=backend, threads=1)))  # type: ignore[arg-type]
+    outputs = step_outputs(runnable, [(Sequence(ids, [3, 7, 1, 9]), 60)])
+    tolerance = 1e-4 if backend == "reference" else 2e-2 * np.abs(expected).max()
+    np.testing.assert_allclose(outputs.rows("hidden"), expected, atol=tolerance)
 
 
 @pytest.fixture(scope="module")

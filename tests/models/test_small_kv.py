@@ -39,7 +39,7 @@ def test_small_kv_agrees_with_bfloat16_kv(smollm2_path: str, small: KVDtype) -> 
     def logprobs(kv: KVDtype) -> np.ndarray:
         limits = Limits(COUNT, COUNT, 1, 13, 14, 16, kv)
         runnable = make_backend(BackendConfig(threads=1)).prepare(loaded.program, loaded.weights, limits)
-        logits = runnable.run(inputs).astype(np.float64)
+        logits = runnable.run(inputs).rows("logits").astype(np.float64)
         logits -= logits.max(axis=1, keepdims=True)
         return np.asarray(logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)))
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import transformers
 
-from octavo.backends.base import Backend, Limits, Runnable, StepInputs
+from octavo.backends.base import Backend, Limits, Runnable, StepInputs, StepOutputs
 from octavo.backends.reference.backend import ReferenceBackend
 from octavo.config import BackendConfig
 from octavo.model_loader import LoadedModel
@@ -73,7 +73,13 @@ class Sequence:
 
 
 def step(runnable: Runnable, work: list[tuple[Sequence, int]]) -> list[np.ndarray]:
-    """Run the next ``count`` tokens of each sequence in one step; logits [count, vocab] of each.
+    """Run the next ``count`` tokens of each sequence in one step; logits [count, vocab] of each."""
+    logits = step_outputs(runnable, work).rows("logits")
+    return np.split(np.array(logits), np.cumsum([count for _, count in work])[:-1])
+
+
+def step_outputs(runnable: Runnable, work: list[tuple[Sequence, int]]) -> StepOutputs:
+    """The same; outputs of all tokens, one sequence after the other.
 
     The blocks of a sequence are those of its first KV group; each other one has as many behind.
     """
@@ -91,8 +97,7 @@ def step(runnable: Runnable, work: list[tuple[Sequence, int]]) -> list[np.ndarra
     tables = [[block + group * NUM_BLOCKS for block in table] for group in groups for table in tables]
     slots = [slot + group * NUM_BLOCKS * BLOCK_SIZE for group in groups for slot in slots]
     arrays = (ids, positions, slots, starts, [s.computed for s, _ in work], tables, list(range(len(ids))))
-    logits = runnable.run(StepInputs(*(np.array(a, dtype=np.int32) for a in arrays)))
-    return np.split(np.array(logits), starts[1:-1])
+    return runnable.run(StepInputs(*(np.array(a, dtype=np.int32) for a in arrays)))
 
 
 def random_ids(count: int, vocab: int = 96, seed: int = 5) -> list[int]:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from octavo.backends.base import FloatArray, Runnable, StepInputs
+from octavo.backends.sampling import ArrayOutputs
 from octavo.messages import (
     CachedRequestData,
     OutputOptions,
@@ -202,13 +203,13 @@ class Poisoned:
     def __init__(self, runnable: Runnable, poison: dict[int, tuple[int, float]]) -> None:
         self.runnable, self.poison, self.calls = runnable, poison, 0
 
-    def run(self, inputs: StepInputs) -> FloatArray:
-        logits = self.runnable.run(inputs)
+    def run(self, inputs: StepInputs) -> ArrayOutputs:
+        logits = self.runnable.run(inputs).rows("logits")
         if self.calls in self.poison:
             row, value = self.poison[self.calls]
             logits[row, 5] = value
         self.calls += 1
-        return logits
+        return ArrayOutputs({"logits": logits})
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -309,9 +310,10 @@ def test_prompt_logprobs_are_the_models_own():
     seen: list[FloatArray] = []
 
     class Recorder(Poisoned):
-        def run(self, inputs: StepInputs) -> FloatArray:
-            seen.append(super().run(inputs).copy())
-            return seen[-1]
+        def run(self, inputs: StepInputs) -> ArrayOutputs:
+            outputs = super().run(inputs)
+            seen.append(outputs.rows("logits").copy())
+            return outputs
 
     runner._runnable = Recorder(runner._runnable, {})
     out = Driver(runner).step(

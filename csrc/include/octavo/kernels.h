@@ -1,7 +1,7 @@
 // The kernels of one instruction set, as a table of functions. One table per ISA is compiled (csrc/isa), and one is
 // chosen when a backend is made.
 //
-// Rules for files under csrc/kernels, which are compiled several times with different flags:
+// Rules for files under csrc/kernels and csrc/ops, which are compiled several times with different flags:
 //  - everything lives in `namespace octavo::OCTAVO_ISA` (the macro is set by CMake: portable, avx2, avx512);
 //  - functions are static or in the ISA's namespace, never plain inline: the linker keeps one copy of those;
 //  - no containers or algorithms of the standard library: their inline functions could be compiled with AVX-512 here
@@ -12,8 +12,8 @@
 #pragma once
 
 #include "octavo/attention.h"
-#include "octavo/elementwise.h"
 #include "octavo/linear.h"
+#include "octavo/row_op.h"
 #include "octavo/sampling.h"
 
 namespace octavo {
@@ -22,9 +22,10 @@ struct KernelTable {
   const char* isa;       // "avx512"
   const char* features;  // "vnni, bf16", for people
   const LinearKernels* linear;
-  const ElementwiseKernels* elementwise;
   const AttentionKernels* attention;
   const SamplingKernels* sampling;
+  const RowOps* const* row_ops;  // of each file of csrc/ops
+  int64_t num_row_ops;
 };
 
 // Defined in csrc/isa/<isa>.cpp, where built.

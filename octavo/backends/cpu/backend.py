@@ -6,6 +6,7 @@ Knows nothing of schedulers or models; a step is one call into C++ with the GIL 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,14 +17,14 @@ from octavo.backends.base import (
     FloatArray,
     Footprint,
     Limits,
+    RowChoice,
     SampledRows,
     SampleRows,
     StepInputs,
 )
 from octavo.backends.cpu import _kernels
 from octavo.backends.cpu.buffers import View
-from octavo.backends.cpu.fusion import gate_matrices
-from octavo.backends.cpu.lowering import LoweredProgram, lower
+from octavo.backends.cpu.lowering import LoweredProgram, Matrix, Vector, lower
 from octavo.backends.cpu.outline import outline_directory, packing_bytes
 from octavo.backends.cpu.packed import Directory, as_bytes
 from octavo.backends.cpu.packed_cache import PackedCache
@@ -33,12 +34,13 @@ from octavo.config import BackendConfig, KVDtype
 from octavo.exceptions import KernelError
 from octavo.platforms.cpu import physical_cores
 from octavo.program import LayerKV, Program
+from octavo.program.passes.fuse import gate_matrices
 from octavo.quantization.base import Weights, owners
 
 _MOST_INT8_KEY_DIM = 512  # 512 products of 127 x 32767 are the last that cannot overflow
 _EIGHT_BITS = ("int8", "fp8_e4m3", "fp8_e5m2")  # KV dtypes, with a float32 scale for K and for V of a token and head
 _SCALE = 4  # bytes
-_MATRICES = ("table", "weight")  # parameter names that ops give to matrices
+_MATRICES = {"embed": "table", "linear": "weight", "fused_linear": "weight"}  # ops with a matrix: its parameter
 
 # csrc/include/octavo/attention.h, csrc/program/attention_plan.cpp
 _TILE_ROWS, _PARTITION, _TASKS_PER_THREAD, _MOST_PARTIAL_BYTES = 48, 512, 4, 16 << 20
@@ -95,8 +97,12 @@ class CpuBackend:
         native = self._new_program(pool, program, limits, lowered.arena_floats)
         _build(native, lowered, packed)
         self._lowered = None
-        sampler = _kernels.Sampler(pool, self._kernels.isa)
-        return CpuRunnable(native, packed, limits, sampler, self._kernels.isa)
+        outputs = {
+            name: Output(lowered.outputs[name].place, value.width, value.shape[0] == "T")
+            for name, value in program.outputs.items()
+        }
+        step = CpuOutputs(native, outputs, _kernels.Sampler(pool, self._kernels.isa))
+        return CpuRunnable(native, packed, limits, step, self._kernels.isa)
 
     def _lower(
         self, program: Program, limits: Limits, directory: Directory, owner: Mapping[str, str]
@@ -145,13 +151,50 @@ class CpuBackend:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where an output lies: ``place`` as a View has it; rows of ``width`` numbers, one for each token or logit row."""
+
+    place: tuple[int, int]
+    width: int
+    per_token: bool
+
+
+class CpuOutputs:
+    """Outputs of the native program's last step, and its sampler; see ``StepOutputs``."""
+
+    def __init__(self, native: _kernels.Program, outputs: Mapping[str, Output], sampler: _kernels.Sampler) -> None:
+        self._native, self._outputs, self._sampler = native, outputs, sampler
+
+    def rows(self, output: str, chosen: RowChoice = slice(None)) -> FloatArray:
+        if output not in self._outputs:
+            raise KernelError(f"the program has no output {output!r}")
+        place = self._outputs[output]
+        rows: FloatArray = self._native.rows_at(place.place, place.width, place.per_token)[chosen]
+        return rows
+
+    def sample(self, rows: SampleRows, adjusted: FloatArray | None, masks: BitArray | None) -> SampledRows:
+        """See ``StepOutputs.sample``: one native call for all rows, on the backend's threads."""
+        if "logits" not in self._outputs:
+            raise KernelError("the program has no output 'logits'")
+        out = SampledRows.empty(rows)
+        data = rows.view(np.uint8)
+        try:
+            self._sampler.sample_step(
+                self._native, adjusted, masks, data, out.token_ids, out.ranks, out.logprob_ids, out.logprobs
+            )
+        except (ValueError, TypeError) as error:
+            raise KernelError(str(error)) from None
+        return out
+
+
 class CpuRunnable:
     """A prepared model: native program, packed weights, KV cache."""
 
     def __init__(
-        self, native: _kernels.Program, packed: PackedWeights, limits: Limits, sampler: _kernels.Sampler, isa: str
+        self, native: _kernels.Program, packed: PackedWeights, limits: Limits, outputs: CpuOutputs, isa: str
     ) -> None:
-        self._native, self._packed, self.limits, self._sampler = native, packed, limits, sampler
+        self._native, self._packed, self.limits, self._outputs = native, packed, limits, outputs
         self._isa = isa
         self._blocks = as_bytes(native.kv_address, native.kv_bytes).reshape(-1, native.block_bytes)
 
@@ -163,8 +206,8 @@ class CpuRunnable:
     def weight_origin(self) -> str:
         return self._packed.origin
 
-    def run(self, inputs: StepInputs) -> FloatArray:
-        """See ``Runnable.run``: the logits are a view that the next call overwrites.
+    def run(self, inputs: StepInputs) -> CpuOutputs:
+        """See ``Runnable.run``: rows of outputs are views that the next call overwrites.
 
         Raises KernelError, before anything is written, when sizes exceed the Limits or an index points outside.
         """
@@ -180,20 +223,7 @@ class CpuRunnable:
             )
         except (ValueError, TypeError, BufferError) as error:
             raise KernelError(str(error)) from None
-        logits: FloatArray = self._native.logits()
-        return logits
-
-    def sample(self, rows: SampleRows, adjusted: FloatArray | None, masks: BitArray | None) -> SampledRows:
-        """See ``RowSampler.sample``: one native call for all rows, on the backend's threads."""
-        out = SampledRows.empty(rows)
-        data = rows.view(np.uint8)
-        try:
-            self._sampler.sample_step(
-                self._native, adjusted, masks, data, out.token_ids, out.ranks, out.logprob_ids, out.logprobs
-            )
-        except (ValueError, TypeError) as error:
-            raise KernelError(str(error)) from None
-        return out
+        return self._outputs
 
     def measure(self, on: bool = True) -> None:
         """Start to time the phases of steps, or stop; see ``measurements``."""
@@ -254,7 +284,7 @@ def _kv_format(limits: Limits) -> str:
 
 def _parameters(program: Program) -> tuple[dict[str, tuple[int, ...]], set[str], set[str]]:
     """Shapes of the parameters, which of them are matrices, and which of these are gates."""
-    matrices = {op.weights[p] for op in program.ops for p in _MATRICES if p in op.weights and op.kind != "rms_norm"}
+    matrices = {op.weights[_MATRICES[op.kind]] for op in program.ops if op.kind in _MATRICES}
     return {name: spec.shape for name, spec in program.weights.items()}, matrices, gate_matrices(program)
 
 
@@ -268,21 +298,19 @@ def _build(native: _kernels.Program, lowered: LoweredProgram, packed: PackedWeig
             linears[name, bias] = native.add_weights(packed.parts(name), address)
         return linears[name, bias]
 
-    def resolve(key: str, value: Any) -> Any:
-        if key == "scratch":
-            return value.place[0]
-        if key == "linear":
-            return linear(*value)
-        if key == "table" and isinstance(value, str):
-            return linear(value)
-        if key in ("weight", "norm"):
-            return packed.vector(value).ctypes.data if value else 0
-        return value.place if isinstance(value, View) else value
+    def resolve(arg: Any) -> Any:
+        if isinstance(arg, View):
+            return arg.place
+        if isinstance(arg, Matrix):
+            return linear(arg.name, arg.bias)
+        if isinstance(arg, Vector):
+            return 0 if arg.name is None else packed.vector(arg.name).ctypes.data
+        return arg
 
     for phase in lowered.phases:
         if phase.rows is not None:
             native.begin_rows(phase.rows == "T")
         for stage in phase.stages:
-            args = {key: resolve(key, value) for key, value in stage.args.items()}
-            getattr(native, f"add_{stage.kind}")(**args)
-    native.set_logits(lowered.logits.place)
+            native.add(stage.kind, {key: resolve(arg) for key, arg in stage.args.items()})
+    if "logits" in lowered.outputs:
+        native.set_logits(lowered.outputs["logits"].place)

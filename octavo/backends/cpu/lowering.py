@@ -7,20 +7,38 @@ packed weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.backends.base import Limits
 from octavo.backends.cpu.buffers import Buffer, View, plan_arena
-from octavo.backends.cpu.fusion import Node, fuse
 from octavo.exceptions import KernelError
-from octavo.program import Program, Rope, Value
+from octavo.program import OPS, Op, Program, Rope, Value
+from octavo.program.passes.fuse import fuse
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A stage's argument: a linear, or a table, by the names of its parameters."""
+
+    name: str
+    bias: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """A stage's argument: a parameter that is a vector, or None."""
+
+    name: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A call of the native Program's ``add_<kind>``; Views among ``args`` become places."""
+    """A stage of the native program (csrc/ops, csrc/stages) by name, and its arguments.
+
+    Views among these become places, Matrix and Vector what the packed weights have of that name.
+    """
 
     kind: str
     args: dict[str, Any]
@@ -39,7 +57,7 @@ class LoweredProgram:
     """Phases in order; every View's buffer has its offset. ``arena_floats`` is the memory they need together."""
 
     phases: list[Phase]
-    logits: View
+    outputs: dict[str, View]
     arena_floats: int
 
 
@@ -49,27 +67,29 @@ def lower(
     """Lower ``program`` for steps within ``limits``.
 
     ``scratch_bytes(weight name, rows)`` is what a linear needs for converted activations; ``gated``: see
-    ``fusion.fuse``. Raises KernelError naming an op that has no kernel.
+    ``passes.fuse``. Raises KernelError naming an op that has no kernel.
     """
-    lowering = _Lowering(fuse(program, gated), program, limits, scratch_bytes)
-    for index, node in enumerate(lowering.nodes):
-        handler = _HANDLERS.get(node.op.kind)
+    program = fuse(program, gated=gated)
+    lowering = _Lowering(program, limits, scratch_bytes, gated)
+    for index, op in enumerate(program.ops):
+        handler = _HANDLERS.get(op.kind)
         if handler is None:
-            raise KernelError(f"the CPU backend has no op {node.op.kind!r}")
-        handler(lowering, index, node)
-    logits = lowering.views[program.logits.id]
-    for buffer in (logits.buffer, *lowering.kept):
+            raise KernelError(f"the CPU backend has no op {op.kind!r}")
+        handler(lowering, index, op)
+    outputs = {name: lowering.views[value.id] for name, value in program.outputs.items()}
+    for buffer in (*(view.buffer for view in outputs.values()), *lowering.kept):
         buffer.touch(len(lowering.phases))
-    return LoweredProgram(lowering.phases, logits, plan_arena(lowering.buffers))
+    return LoweredProgram(lowering.phases, outputs, plan_arena(lowering.buffers))
 
 
 class _Lowering:
     """State of one lowering: phases so far, and where each value lies."""
 
     def __init__(
-        self, nodes: Sequence[Node], program: Program, limits: Limits, scratch_bytes: Callable[[str, int], int]
+        self, program: Program, limits: Limits, scratch_bytes: Callable[[str, int], int], gated: Collection[str]
     ) -> None:
-        self.nodes, self.logits, self.limits, self.scratch_bytes = nodes, program.logits, limits, scratch_bytes
+        self.logits, self.limits = program.outputs.get("logits"), limits
+        self.scratch_bytes, self.gated = scratch_bytes, gated
         self.phases: list[Phase] = []
         self.buffers: list[Buffer] = []
         self.kept: list[Buffer] = []  # read after the step, besides the logits
@@ -77,10 +97,11 @@ class _Lowering:
         self.rope_tables: dict[Rope, View] = {}
         self._values: dict[Buffer, list[Value]] = {}
         self._last_use: dict[int, int] = {}
-        for index, node in enumerate(nodes):
-            for value in node.reads:
+        for index, op in enumerate(program.ops):
+            for value in op.inputs:
                 self._last_use[value.id] = index
-        self._last_use[program.logits.id] = len(nodes)
+        for value in program.outputs.values():
+            self._last_use[value.id] = len(program.ops)
 
     def capacity(self, value: Value) -> int:
         """Most rows a value can have."""
@@ -93,7 +114,7 @@ class _Lowering:
 
     def maxima(self, value: Value) -> View | None:
         """Room for the maxima (csrc/include/octavo/maxima.h) of ``value``, if that is the logits."""
-        if value.id != self.logits.id:
+        if value != self.logits:
             return None
         count = -(-value.width // 512) * 16
         self.kept.append(self.new_buffer(self.capacity(value) * count, count))
@@ -120,20 +141,21 @@ class _Lowering:
                 return self.allocate(value)
         return self.bind(value, view)
 
-    def add_row_stage(self, rows: Any, kind: str, views: Iterable[View], **args: Any) -> None:
-        """Append a row stage over ``rows`` ("T" or "R") that touches ``views``."""
+    def add_row_stage(self, rows: Any, kind: str, **args: Any) -> None:
+        """Append a row stage over ``rows`` ("T" or "R")."""
         if not self.phases or self.phases[-1].rows != rows:
             self.phases.append(Phase(rows))
-        self._append(kind, views, args)
+        self._append(kind, args)
 
-    def add_wide_stage(self, kind: str, views: Iterable[View], **args: Any) -> None:
-        """Append a wide stage that touches ``views``."""
+    def add_wide_stage(self, kind: str, **args: Any) -> None:
+        """Append a wide stage."""
         self.phases.append(Phase(None))
-        self._append(kind, views, args)
+        self._append(kind, args)
 
-    def _append(self, kind: str, views: Iterable[View], args: dict[str, Any]) -> None:
-        for view in views:
-            view.buffer.touch(len(self.phases) - 1)
+    def _append(self, kind: str, args: dict[str, Any]) -> None:
+        for arg in args.values():
+            if isinstance(arg, View):
+                arg.buffer.touch(len(self.phases) - 1)
         self.phases[-1].stages.append(Stage(kind, args))
 
     def rope_table(self, rope: Rope) -> View:
@@ -141,109 +163,104 @@ class _Lowering:
         if rope not in self.rope_tables:
             width = 2 * len(rope.inv_freq)
             table = View(self.new_buffer(self.limits.max_tokens * width, width))
-            self.add_row_stage(
-                "T", "rope_table", [table], inv_freq=list(rope.inv_freq), factor=rope.attention_factor, out=table
-            )
+            frequencies = list(rope.inv_freq)
+            self.add_row_stage("T", "rope_table", inv_freq=frequencies, factor=rope.attention_factor, out=table)
             self.rope_tables[rope] = table
         return self.rope_tables[rope]
 
 
-def _embed(low: _Lowering, index: int, node: Node) -> None:
-    out = low.allocate(node.op.outputs[0])
-    low.add_row_stage("T", "embed", [out], table=node.op.weights["table"], scale=node.op.attrs["scale"], out=out)
+def _embed(low: _Lowering, index: int, op: Op) -> None:
+    out, scale = low.allocate(op.outputs[0]), op.attrs["scale"]
+    low.add_row_stage("T", "embed", table=Matrix(op.weights["table"]), out=out)
+    if scale != 1.0:
+        low.add_row_stage("T", "scale", x=out, out=out, factor=scale, width=op.outputs[0].width)
 
 
-def _linear(low: _Lowering, index: int, node: Node) -> None:
-    (x_value,), (out_value,) = node.op.inputs, node.op.outputs
-    x, name, rows = low.views[x_value.id], node.op.weights["weight"], x_value.shape[0]
+def _linear(low: _Lowering, index: int, op: Op) -> None:
+    """A linear with what is fused to it. Its activations are converted by a stage of their own."""
+    (x_value, *residuals), (out_value,) = op.inputs, op.outputs
+    x, name, rows = low.views[x_value.id], op.weights["weight"], x_value.shape[0]
     scratch = View(low.new_buffer(-(-low.scratch_bytes(name, low.capacity(x_value)) // 4), 0))
     common = {
-        "linear": (name, node.op.weights.get("bias")),
+        "linear": Matrix(name, op.weights.get("bias")),
         "x": x,
-        "norm": node.norm.weights["weight"] if node.norm else None,
-        "eps": node.norm.attrs["eps"] if node.norm else 0.0,
+        "norm": Vector(op.weights.get("norm")),
+        "eps": op.attrs.get("eps", 0.0),
         "scratch": scratch,
         "per_token": rows == "T",
     }
-    low.add_row_stage(rows, "linear_prepare", [x, scratch], **common)
-    residual = None if node.residual is None else low.views[node.residual.id]
-    # not over x, which another thread may still read: see LinearStage.
-    if node.residual is None or low.views[node.residual.id].buffer is x.buffer:
+    low.add_row_stage(rows, "linear_prepare", **common)
+    residual = low.views[residuals[0].id] if residuals else None
+    # not over x, which another thread may still read: see csrc/stages/linear.cpp.
+    if residual is None or residual.buffer is x.buffer:
         out = low.allocate(out_value)
     else:
-        out = low.reuse_or_allocate(out_value, node.residual, index)
-    maxima = low.maxima(out_value)
-    touched = [x, scratch, out, *(view for view in (residual, maxima) if view is not None)]
-    low.add_wide_stage("linear", touched, **common, out=out, residual=residual, maxima=maxima, gate=node.gate)
+        out = low.reuse_or_allocate(out_value, residuals[0], index)
+    gate = op.attrs.get("gate", "")
+    if gate and name not in low.gated:
+        raise KernelError(f"op fused_linear: the gates of {name} do not lie beside what they gate")
+    low.add_wide_stage("linear", **common, out=out, residual=residual, maxima=low.maxima(out_value), gate=gate)
 
 
-def _rms_norm(low: _Lowering, index: int, node: Node) -> None:
-    (x_value,), (out_value,) = node.op.inputs, node.op.outputs
-    x = low.views[x_value.id]
-    out = low.reuse_or_allocate(out_value, x_value, index)
-    width = x_value.width // node.op.attrs["groups"]
-    args = {"weight": node.op.weights["weight"], **node.op.attrs, "width": width}
-    low.add_row_stage(x_value.shape[0], "rms_norm", [x, out], x=x, out=out, **args)
-
-
-def _add(low: _Lowering, index: int, node: Node) -> None:
-    a, b = (low.views[value.id] for value in node.op.inputs)
-    out_value = node.op.outputs[0]
-    out = low.reuse_or_allocate(out_value, node.op.inputs[0], index)
-    low.add_row_stage(out_value.shape[0], "add", [a, b, out], a=a, b=b, out=out, width=out_value.width)
-
-
-def _split(low: _Lowering, index: int, node: Node) -> None:
-    x = low.views[node.op.inputs[0].id]
+def _split(low: _Lowering, index: int, op: Op) -> None:
+    x = low.views[op.inputs[0].id]
     column = x.column
-    for value in node.op.outputs:
+    for value in op.outputs:
         low.bind(value, View(x.buffer, column))
         column += value.width
 
 
-def _rope(low: _Lowering, index: int, node: Node) -> None:
-    rope: Rope = node.op.attrs["rope"]
+def _rope(low: _Lowering, index: int, op: Op) -> None:
+    rope: Rope = op.attrs["rope"]
     table = low.rope_table(rope)
-    for value, out_value in zip(node.op.inputs[:2], node.op.outputs):
+    for value, out_value in zip(op.inputs[:2], op.outputs):
         x = low.views[value.id]
         out = low.reuse_or_allocate(out_value, value, index)
         heads, pairs = value.width // rope.head_dim, len(rope.inv_freq)
-        args = {"heads": heads, "head_dim": rope.head_dim, "pairs": pairs}
-        low.add_row_stage("T", "rope", [x, out, table], x=x, out=out, table=table, **args)
+        low.add_row_stage("T", "rope", x=x, out=out, table=table, heads=heads, head_dim=rope.head_dim, pairs=pairs)
 
 
-def _attention(low: _Lowering, index: int, node: Node) -> None:
-    q, k, v = (low.views[value.id] for value in node.op.inputs)
-    attrs = node.op.attrs
-    low.add_row_stage("T", "write_kv", [k, v], layer=attrs["layer"], k=k, v=v)
-    out = low.allocate(node.op.outputs[0])
-    how = {"layer": attrs["layer"], "heads": attrs["num_heads"], "scale": attrs["scale"], "window": attrs["window"]}
-    low.add_wide_stage("attention", [q, out], q=q, out=out, **how)
+def _attention(low: _Lowering, index: int, op: Op) -> None:
+    q, k, v = (low.views[value.id] for value in op.inputs)
+    layer, window = op.attrs["layer"], op.attrs["window"] or 0
+    low.add_row_stage("T", "write_kv", layer=layer, k=k, v=v)
+    out = low.allocate(op.outputs[0])
+    heads, scale = op.attrs["num_heads"], op.attrs["scale"]
+    low.add_wide_stage("attention", layer=layer, q=q, out=out, heads=heads, scale=scale, window=window)
 
 
-def _gated(low: _Lowering, index: int, node: Node) -> None:
-    x = low.views[node.op.inputs[0].id]
-    out_value = node.op.outputs[0]
-    out = low.allocate(out_value)
-    low.add_row_stage(out_value.shape[0], node.op.kind, [x, out], x=x, out=out, width=out_value.width)
+def _rows(low: _Lowering, index: int, op: Op) -> None:
+    x, out = low.views[op.inputs[0].id], low.allocate(op.outputs[0])
+    low.add_row_stage("R", "rows", x=x, out=out, width=op.outputs[0].width)
 
 
-def _rows(low: _Lowering, index: int, node: Node) -> None:
-    x = low.views[node.op.inputs[0].id]
-    out_value = node.op.outputs[0]
-    out = low.allocate(out_value)
-    low.add_row_stage("R", "gather", [x, out], x=x, out=out, width=out_value.width)
+def _plain(low: _Lowering, index: int, op: Op) -> None:
+    """A row stage of the same name (csrc/ops) that takes the op's inputs, weights and attributes under their names.
+
+    It may work in place: a row of the result goes over its first input, where that is as wide.
+    """
+    spec, (out_value,) = OPS[op.kind], op.outputs
+    views = dict(zip(spec.inputs, (low.views[value.id] for value in op.inputs)))
+    weights = {name: Vector(op.weights.get(name)) for name in (*spec.weights, *spec.optional_weights)}
+    first = op.inputs[0]
+    same = first.width == out_value.width
+    out = low.reuse_or_allocate(out_value, first, index) if same else low.allocate(out_value)
+    low.add_row_stage(out_value.shape[0], op.kind, **views, **weights, **op.attrs, out=out, width=out_value.width)
 
 
-_HANDLERS: dict[str, Callable[[_Lowering, int, Node], None]] = {
+_HANDLERS: dict[str, Callable[[_Lowering, int, Op], None]] = {
     "embed": _embed,
     "linear": _linear,
-    "rms_norm": _rms_norm,
-    "add": _add,
+    "fused_linear": _linear,
+    "rms_norm": _plain,
+    "layer_norm": _plain,
+    "add": _plain,
     "split": _split,
     "rope": _rope,
     "attention": _attention,
-    "silu_mul": _gated,
-    "gelu_mul": _gated,
+    "silu_mul": _plain,
+    "gelu_mul": _plain,
+    "gelu": _plain,
+    "soft_cap": _plain,
     "rows": _rows,
 }

@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from octavo.backends.base import ByteArray, FloatArray, Footprint, Limits, StepInputs
+from octavo.backends.base import ByteArray, Footprint, Limits, StepInputs
 from octavo.backends.identity import code_identity
 from octavo.backends.reference import ops
+from octavo.backends.sampling import ArrayOutputs
 from octavo.config import BackendConfig, KVDtype
 from octavo.exceptions import KernelError
-from octavo.program import LayerKV, Op, Program
+from octavo.program import OPS, LayerKV, Op, Program
 from octavo.quantization.base import Weights, owners, stack_dequantized
 
 
@@ -53,7 +54,7 @@ class ReferenceBackend:
     def prepare(self, program: Program, weights: Weights, limits: Limits) -> ReferenceRunnable:
         """Dequantise, allocate the cache. Raises KernelError naming an op or a weight that does not fit."""
         for op in program.ops:
-            if op.kind not in _EXECUTE:
+            if op.kind not in OPS:
                 raise KernelError(f"the reference backend has no op {op.kind!r}")
         arrays: dict[str, np.ndarray] = {}
         by_parts: dict[int, np.ndarray] = {}  # tied parameters share one array
@@ -83,7 +84,7 @@ class ReferenceRunnable:
         self.blocks = np.zeros((limits.num_blocks, _block_width(program) * limits.block_size), dtype)
         self.key_cache, self.value_cache = _layer_caches(self.blocks, program, limits.block_size)
         last_use = {value.id: n for n, op in enumerate(program.ops) for value in op.inputs}
-        last_use[program.logits.id] = len(program.ops)
+        last_use.update((value.id, len(program.ops)) for value in program.outputs.values())
         self._dead_after: list[list[int]] = [[] for _ in range(len(program.ops) + 1)]
         for value_id, n in last_use.items():
             self._dead_after[n].append(value_id)
@@ -96,16 +97,16 @@ class ReferenceRunnable:
     def weight_origin(self) -> str:
         return "dequantised"
 
-    def run(self, inputs: StepInputs) -> FloatArray:
+    def run(self, inputs: StepInputs) -> ArrayOutputs:
         """See ``Runnable.run``. Raises KernelError on sizes beyond the Limits."""
         self._check(inputs)
         values: dict[int, np.ndarray] = {v.id: getattr(inputs, name) for name, v in self.program.inputs.items()}
         for n, op in enumerate(self.program.ops):
-            results = _EXECUTE[op.kind](self, op, [values[v.id] for v in op.inputs], inputs)
-            values.update(zip((v.id for v in op.outputs), results))
+            results = _OTHERS.get(op.kind, _plain)(self, op, [values[v.id] for v in op.inputs], inputs)
+            values.update(zip((v.id for v in op.outputs), results if isinstance(results, list) else [results]))
             for value_id in self._dead_after[n]:
                 del values[value_id]
-        return values[self.program.logits.id].astype(np.float32)
+        return ArrayOutputs({name: values[v.id].astype(np.float32) for name, v in self.program.outputs.items()})
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         for source, destination in pairs:
@@ -169,24 +170,9 @@ def _layer_caches(
     return keys, values
 
 
-def _embed(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInputs) -> list[np.ndarray]:
-    return [r.weight(op, "table")[x[0]] * r.dtype.type(op.attrs["scale"])]
-
-
-def _linear(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInputs) -> list[np.ndarray]:
-    return [ops.linear(x[0], r.weight(op, "weight"), r.weight(op, "bias") if "bias" in op.weights else None)]
-
-
-def _rms_norm(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInputs) -> list[np.ndarray]:
-    return [ops.rms_norm(x[0], r.weight(op, "weight"), op.attrs["eps"], op.attrs["groups"])]
-
-
-def _add(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInputs) -> list[np.ndarray]:
-    return [x[0] + x[1]]
-
-
-def _split(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInputs) -> list[np.ndarray]:
-    return ops.split(x[0], op.attrs["widths"])
+def _embed(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInputs) -> np.ndarray:
+    scaled: np.ndarray = r.weight(op, "table")[x[0]] * r.dtype.type(op.attrs["scale"])
+    return scaled
 
 
 def _rope(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInputs) -> list[np.ndarray]:
@@ -194,7 +180,7 @@ def _rope(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInputs) -
     return [ops.rope(y, x[2], rope.head_dim, rope.inv_freq, rope.attention_factor) for y in x[:2]]
 
 
-def _attention(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInputs) -> list[np.ndarray]:
+def _attention(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInputs) -> np.ndarray:
     layer = op.attrs["layer"]
     group, keys, values = r.group_of_layer[layer], r.key_cache[layer], r.value_cache[layer]
     num_tokens, num_seqs = len(step.token_ids), len(step.seq_lens)
@@ -204,30 +190,12 @@ def _attention(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInpu
     ops.write_kv(values, r.stored(x[2], op.attrs["value_dim"]), slots)
     seq_of_row = np.repeat(np.arange(len(step.seq_lens), dtype=np.int32), np.diff(step.query_start_loc))
     scale, window = op.attrs["scale"], op.attrs["window"]
-    return [ops.paged_attention(x[0], keys, values, tables, seq_of_row, step.positions, scale, window)]
+    return ops.paged_attention(x[0], keys, values, tables, seq_of_row, step.positions, scale, window)
 
 
-def _silu_mul(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInputs) -> list[np.ndarray]:
-    return [ops.silu_mul(x[0])]
+def _plain(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInputs) -> Any:
+    """An op that is a function of the same name in ``ops``: of its inputs, its weights and its attributes."""
+    return getattr(ops, op.kind)(*x, **{name: r.weight(op, name) for name in op.weights}, **op.attrs)
 
 
-def _gelu_mul(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInputs) -> list[np.ndarray]:
-    return [ops.gelu_mul(x[0])]
-
-
-def _rows(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInputs) -> list[np.ndarray]:
-    return [x[0][x[1]]]
-
-
-_EXECUTE = {
-    "embed": _embed,
-    "linear": _linear,
-    "rms_norm": _rms_norm,
-    "add": _add,
-    "split": _split,
-    "rope": _rope,
-    "attention": _attention,
-    "silu_mul": _silu_mul,
-    "gelu_mul": _gelu_mul,
-    "rows": _rows,
-}
+_OTHERS = {"embed": _embed, "rope": _rope, "attention": _attention}

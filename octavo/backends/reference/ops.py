@@ -7,12 +7,14 @@ its own past. Knows no programs and no weight formats.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
+_erf = np.vectorize(math.erf, otypes=[np.float64])
 Array = npt.NDArray[np.floating]
 Ints = npt.NDArray[np.int32]
 
@@ -30,6 +32,41 @@ def rms_norm(x: Array, weight: Array, eps: float, groups: int = 1) -> Array:
     parts = x.reshape(x.shape[0], groups, x.shape[1] // groups)  # -1 would not do for no rows
     mean = np.mean(parts * parts, axis=-1, keepdims=True)
     return (parts / np.sqrt(mean + x.dtype.type(eps)) * weight).reshape(x.shape)
+
+
+def layer_norm(x: Array, weight: Array, bias: Array | None = None, *, eps: float) -> Array:
+    """x [M, H], weight [H], bias [H] -> [M, H]."""
+    apart = x - np.mean(x, axis=-1, keepdims=True)
+    variance = np.mean(apart * apart, axis=-1, keepdims=True)
+    out: Array = apart / np.sqrt(variance + x.dtype.type(eps)) * weight
+    return out if bias is None else out + bias
+
+
+def fused_linear(
+    x: Array,
+    residual: Array | None = None,
+    *,
+    weight: Array,
+    bias: Array | None = None,
+    norm: Array | None = None,
+    eps: float,
+    gate: str,
+) -> Array:
+    """What its parts compute one after the other."""
+    out = linear(x if norm is None else rms_norm(x, norm, eps), weight, bias)
+    if gate:
+        out = {"silu_mul": silu_mul, "gelu_mul": gelu_mul}[gate](out)
+    return out if residual is None else residual + out
+
+
+def rows(x: Array, logit_rows: Ints) -> Array:
+    """The chosen rows of x [T, H]."""
+    return x[logit_rows]
+
+
+def add(a: Array, b: Array) -> Array:
+    """Of equal shapes."""
+    return a + b
 
 
 def split(x: Array, widths: Sequence[int]) -> list[Array]:
@@ -58,8 +95,22 @@ def silu_mul(x: Array) -> Array:
 def gelu_mul(x: Array) -> Array:
     """x = [gate | up] [M, 2I] -> gelu(gate) * up [M, I]."""
     gate, up = np.split(x, 2, axis=1)
-    z = x.dtype.type(np.sqrt(2 / np.pi)) * (gate + x.dtype.type(0.044715) * gate**3)
-    return gate / 2 * (1 + np.tanh(z)) * up
+    return gelu(gate, tanh=True) * up
+
+
+def gelu(x: Array, tanh: bool) -> Array:
+    """x [M, H] -> [M, H], exact or approximated with tanh."""
+    if tanh:
+        z = x.dtype.type(np.sqrt(2 / np.pi)) * (x + x.dtype.type(0.044715) * x**3)
+        return x / 2 * (1 + np.tanh(z))
+    return x / 2 * (1 + _erf(x / np.sqrt(2)).astype(x.dtype))
+
+
+def soft_cap(x: Array, cap: float) -> Array:
+    """x [M, H] -> [M, H], within +-cap."""
+    limit = x.dtype.type(cap)
+    out: Array = limit * np.tanh(x / limit)
+    return out
 
 
 def write_kv(cache: Array, rows: Array, slots: Ints) -> None:

@@ -13,6 +13,7 @@ from octavo.models.parts import (
     DecoderConfig,
     builder,
     decoder_fields,
+    finish,
     read,
     read_full_layers,
     read_positive,
@@ -75,8 +76,7 @@ def build(c: Gemma3Config) -> Program:
         gate_up = b.linear(h, f"{name}.gate_up", 2 * c.intermediate_size)
         h = b.linear(b.gelu_mul(gate_up), f"{name}.down", c.hidden_size)
         x = b.add(x, b.rms_norm(h, f"{name}.post_mlp_norm", eps))
-    x = b.rms_norm(b.rows(x, b.logit_rows), "norm", c.rms_norm_eps)  # [R, hidden]
-    return b.finish(logits=b.linear(x, "lm_head", c.vocab_size))
+    return finish(b, x, c)
 
 
 def _attention(b: ProgramBuilder, x: Value, c: Gemma3Config, layer: int) -> Value:

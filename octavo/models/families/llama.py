@@ -13,6 +13,7 @@ from octavo.models.parts import (
     attention,
     builder,
     decoder_fields,
+    finish,
     read,
     read_window,
     swiglu,
@@ -47,8 +48,7 @@ def build(c: LlamaConfig) -> Program:
         x = b.add(x, attention(b, h, c, layer, qkv_bias=c.attention_bias, o_bias=c.attention_bias))
         h = b.rms_norm(x, f"layers.{layer}.post_attention_norm", c.rms_norm_eps)
         x = b.add(x, swiglu(b, h, c, layer, bias=c.mlp_bias))
-    x = b.rms_norm(b.rows(x, b.logit_rows), "norm", c.rms_norm_eps)  # [R, hidden]
-    return b.finish(logits=b.linear(x, "lm_head", c.vocab_size))
+    return finish(b, x, c)
 
 
 FAMILY = Family(config=LlamaConfig.from_hf, build=build, weights=DECODER_WEIGHTS)

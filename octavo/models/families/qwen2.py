@@ -13,6 +13,7 @@ from octavo.models.parts import (
     attention,
     builder,
     decoder_fields,
+    finish,
     read,
     read_full_layers,
     read_window,
@@ -42,8 +43,7 @@ def build(c: Qwen2Config) -> Program:
         x = b.add(x, attention(b, h, c, layer, qkv_bias=True, o_bias=False))
         h = b.rms_norm(x, f"layers.{layer}.post_attention_norm", c.rms_norm_eps)
         x = b.add(x, swiglu(b, h, c, layer))
-    x = b.rms_norm(b.rows(x, b.logit_rows), "norm", c.rms_norm_eps)  # [R, hidden]
-    return b.finish(logits=b.linear(x, "lm_head", c.vocab_size))
+    return finish(b, x, c)
 
 
 FAMILY = Family(config=Qwen2Config.from_hf, build=build, weights=DECODER_WEIGHTS)

@@ -2,39 +2,25 @@
 
 Order: raw logits (logprobs are taken here, unless the mode says processed) -> processors in ``PROCESSORS`` order ->
 greedy, or temperature, top-k, min-p, top-p, draw. The processors run here, and only for requests that have any; all the
-rest is a row of numbers (``SAMPLE_ROW``) that the backend's sampler or ``sample.rows`` obeys. Every number depends on
+rest is a row of numbers (``SAMPLE_ROW``) that the backend's sampler obeys. Every number depends on
 the row and on its request alone, so a token is the same in any batch. Knows nothing of steps, rows of the batch or the
 KV cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from octavo.backends.base import SAMPLE_ROW, FloatArray, Int32Array, SampleRows
+from octavo.backends.sampling import MASK64, processed, token_logprobs
 from octavo.config import LogprobsMode
 from octavo.exceptions import ValidationError
 from octavo.messages import NewRequestData, TokenLogprobs
-from octavo.worker.sample import allowed_token_ids, bad_words, logit_bias, min_tokens, penalties, thinking_budget
-from octavo.worker.sample.draw import MASK64
-from octavo.worker.sample.logprobs import token_logprobs
-from octavo.worker.sample.processor import LogitsProcessor
-from octavo.worker.sample.rows import processed
+from octavo.worker.sample.processors import PROCESSORS, LogitsProcessor
 
 DEFAULT_SEED = 0  # the front end always sends a seed; this one serves direct users of the worker
-
-# The order is the meaning: a mask set early is respected by everything after it.
-PROCESSORS: tuple[Callable[[NewRequestData], LogitsProcessor | None], ...] = (
-    allowed_token_ids.make,
-    bad_words.make,
-    min_tokens.make,
-    logit_bias.make,
-    penalties.make,
-    thinking_budget.make,
-)
 
 
 def sample_row(request: NewRequestData, vocab_size: int) -> SampleRows:

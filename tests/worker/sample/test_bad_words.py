@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.messages import NewRequestData, OutputOptions, SamplingParams
-from octavo.worker.sample import bad_words
+from octavo.worker.sample.processors import make_bad_words
 
 VOCAB = 6
 tokens = st.integers(0, VOCAB - 1)
@@ -33,7 +33,7 @@ def request(words: list[list[int]]) -> NewRequestData:
 def test_exactly_what_would_complete_a_word_is_excluded(
     words: list[list[int]], prompt: list[int], output: list[int]
 ) -> None:
-    processor = bad_words.make(request(words))
+    processor = make_bad_words(request(words))
     assert processor is not None
     row = np.zeros(VOCAB, np.float32)
     processor.apply(row, np.array(prompt + output, np.int32), len(prompt))
@@ -44,4 +44,4 @@ def test_exactly_what_would_complete_a_word_is_excluded(
 
 
 def test_no_words_need_no_processor() -> None:
-    assert bad_words.make(request([])) is None
+    assert make_bad_words(request([])) is None

@@ -8,12 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from octavo.worker.sample.draw import _first_above, inverse_cdf, uniform
-from octavo.worker.sample.min_p import min_p
-from octavo.worker.sample.order import descending
-from octavo.worker.sample.temperature import weights
-from octavo.worker.sample.top_k import top_k
-from octavo.worker.sample.top_p import top_p
+from octavo.backends.sampling import _first_above, descending, inverse_cdf, min_p, top_k, top_p, uniform, weights
 
 # Few distinct values, so that ties are the rule.
 TIED = arrays(np.float32, st.integers(1, 60), elements=st.sampled_from([-np.inf, -2.5, -0.0, 0.0, 1e-40, 0.5, 3.0]))

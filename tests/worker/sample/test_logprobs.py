@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from octavo.worker.sample.logprobs import FLOOR, token_logprobs
+from octavo.backends.sampling import FLOOR, token_logprobs
 
 ROWS = arrays(
     np.float32, st.integers(1, 50), elements=st.one_of(st.sampled_from([-1.0, 0.0, 2.0]), st.floats(-60, 60, width=32))

@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 
 from octavo.backends.base import SampledRows, SampleRows
 from octavo.backends.cpu import _kernels
+from octavo.backends.sampling import sample_rows, weights
 from octavo.exceptions import ValidationError
 from octavo.messages import NewRequestData, OutputOptions, SamplingParams, TokenLogprobs
-from octavo.worker.sample.rows import sample_rows
 from octavo.worker.sample.sampler import RequestSampler
-from octavo.worker.sample.temperature import weights
 
 VOCAB = 40
 

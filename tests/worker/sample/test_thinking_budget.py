@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from octavo.worker.sample.thinking_budget import ThinkingBudget
+from octavo.worker.sample.processors import ThinkingBudget
 
 START, END = 7, 8
 
