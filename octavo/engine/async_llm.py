@@ -39,6 +39,7 @@ from octavo.exceptions import (
 from octavo.messages import (
     Answer,
     CacheOptions,
+    CachePin,
     EngineCoreOutputs,
     EngineCoreRequest,
     EngineInfo,
@@ -47,6 +48,7 @@ from octavo.messages import (
     RequestFault,
     SamplingParams,
     SchedulingOptions,
+    Tenant,
 )
 from octavo.metrics.prometheus import EngineMetrics
 from octavo.metrics.service_rate import ServiceRate
@@ -193,8 +195,14 @@ class AsyncLLM:
         sampling_params: SamplingParams,
         *,
         request_id: str | None = None,
-        scheduling: SchedulingOptions = SchedulingOptions(),
-        cache: CacheOptions = CacheOptions(),
+        priority: int = 0,
+        cache_salt: str | None = None,
+        tenant: str = "",
+        timeout: float | None = None,
+        cache_pins: Sequence[CachePin] = (),
+        wants_cache_report: bool = False,
+        scheduling: SchedulingOptions | None = None,
+        cache: CacheOptions | None = None,
         arrival_time: float | None = None,
         place: Place | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -206,13 +214,17 @@ class AsyncLLM:
         iterator raises RequestError if a sequence fails while it runs, ValidationError if that is for something it asks
         in vain, EngineDeadError if the core dies in the middle of the answer, and EngineRestartingError if it has not
         come back in time. Closing or cancelling the iterator aborts the request.
-        ``scheduling.timeout`` seconds after ``arrival_time`` (``time.monotonic()``, default: now) the iterator raises
-        DeadlineError, or QueueTimeError if the request has not begun.
+        ``scheduling`` and ``cache`` stand for the keywords from ``priority`` to ``wants_cache_report``, which are not
+        read where they are given. ``timeout`` seconds after ``arrival_time`` (``time.monotonic()``, default: now) the
+        iterator raises DeadlineError, or QueueTimeError if the request has not begun.
         ``place`` comes from :meth:`reserve`, called with the same ``scheduling``. ``request_id`` is only echoed and may
         repeat. Text is tokenised here, with special tokens; pass token ids to choose otherwise. A consumer slower than
-        the engine gets several steps' outputs as one. ``cache.pins`` are set as far as the tenant's quota goes.
+        the engine gets several steps' outputs as one. ``cache_pins``, shortest first, are set as far as the tenant's
+        quota goes.
         """
         self._check_alive()
+        scheduling = scheduling or SchedulingOptions(priority=priority, tenant=Tenant(tenant), timeout=timeout)
+        cache = cache or CacheOptions(salt=cache_salt, pins=tuple(cache_pins), wants_report=wants_cache_report)
         parsed = parse_prompt(prompt)
         if cache.salt is None and parsed.cache_salt is not None:
             cache = msgspec.structs.replace(cache, salt=parsed.cache_salt)

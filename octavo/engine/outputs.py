@@ -8,7 +8,7 @@ from typing import overload
 
 import msgspec
 
-from octavo.messages import CacheUse, RequestFault
+from octavo.messages import CacheMiss, CacheUse, RequestFault
 
 
 class Logprob(msgspec.Struct, gc=False):
@@ -132,3 +132,13 @@ class RequestOutput:
     def num_cached_tokens(self) -> int:
         """Tokens of the prompt that came from a cache."""
         return self.cache_use.num_cached_tokens
+
+    @property
+    def num_pinned_tokens(self) -> int:
+        """Tokens of the prompt up to which its pins could be set."""
+        return self.cache_use.num_pinned_tokens
+
+    @property
+    def cache_miss(self) -> CacheMiss | None:
+        """Why no more of the prompt was found, if the request asked for that."""
+        return self.cache_use.miss

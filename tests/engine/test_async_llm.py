@@ -11,6 +11,7 @@ import sys
 import tempfile
 import textwrap
 import time
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,8 @@ import pytest
 from octavo.engine.async_llm import AsyncLLM
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.outputs import RequestOutput
-from octavo.exceptions import ConfigError, EngineDeadError, ModelError, RequestError, ValidationError
-from octavo.messages import ListPrefixes, RequestOutputKind, SamplingParams, SetPin
+from octavo.exceptions import ConfigError, DeadlineError, EngineDeadError, ModelError, RequestError, ValidationError
+from octavo.messages import CacheMiss, CacheOptions, CachePin, ListPrefixes, RequestOutputKind, SamplingParams, SetPin
 
 from .tiny_llama import make_config
 
@@ -42,6 +43,11 @@ async def read(engine: AsyncLLM, prompt: str | list[int], wanted: SamplingParams
         finished = output.finished
     assert finished
     return ids
+
+
+async def last(stream: AsyncIterator[RequestOutput]) -> RequestOutput:
+    """The last output of a stream."""
+    return [output async for output in stream][-1]
 
 
 async def settled(engine: AsyncLLM) -> None:
@@ -71,6 +77,24 @@ async def test_same_tokens_as_in_process(tiny_async: AsyncLLM, tiny_engine: LLME
     assert tiny_async.info.max_model_len == tiny_engine.info.max_model_len
     assert next(name for name, _ in tiny_async.info.phases) == "start core process"
     assert "kernels" in tiny_async.info.facts
+
+
+async def test_plain_keywords_say_what_the_options_say(tiny_async: AsyncLLM) -> None:
+    """Salt, pins and the wish for a report, given by name, reach the core; so they do as a struct."""
+    prompt, wanted = list(range(5, 53)), params(1, output_kind=RequestOutputKind.FINAL_ONLY)
+    pins = [CachePin(32, 60.0)]
+    for salt in ("a", "b"):  # each its own cache: nothing is found
+        output = await last(
+            tiny_async.generate(prompt, wanted, cache_salt=salt, cache_pins=pins, wants_cache_report=True, priority=3)
+        )
+        assert (output.num_cached_tokens, output.num_pinned_tokens) == (0, 32)
+        assert output.cache_miss == CacheMiss("new", 0, 0)
+    options = CacheOptions(salt="a", wants_report=True)
+    output = await last(tiny_async.generate(prompt, wanted, cache=options))
+    assert (output.num_cached_tokens, output.num_pinned_tokens) == (32, 0)
+    assert output.cache_miss == CacheMiss("complete", 32, 32)
+    with pytest.raises(DeadlineError):
+        await last(tiny_async.generate(prompt[:4], params(LONG), timeout=0.05))
 
 
 async def test_refusals_come_at_the_call(tiny_async: AsyncLLM) -> None:
