@@ -46,6 +46,7 @@ from octavo.messages.query import (
     RestorePrefix,
     SavePrefixes,
     SetPin,
+    new_pin_id,
 )
 from octavo.messages.request_options import CacheOptions, OutputOptions, SchedulingOptions, Tenant
 from octavo.messages.sampling_params import (
@@ -126,4 +127,5 @@ __all__ = [
     "TokenLogprobs",
     "blocks_at_once",
     "max_tokens_that_fit",
+    "new_pin_id",
 ]

@@ -7,6 +7,7 @@ query is a struct here (in ``AnyQuery``), the struct of its answer (in ``AnyAnsw
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from typing import Any, Generic, Literal, TypeVar
 
@@ -97,17 +98,26 @@ class ListPrefixes(Query[PrefixList], frozen=True, tag=True):
         return PrefixList(
             prefixes=prefixes[: self.limit],
             num_prefixes=sum(each.num_prefixes for each in answers),
-            pins=[pin for each in answers for pin in each.pins],
+            pins=list({pin.pin_id: pin for each in reversed(answers) for pin in each.pins}.values()),
             num_cached_blocks=sum(each.num_cached_blocks for each in answers),
             num_pinned_blocks=sum(each.num_pinned_blocks for each in answers),
             max_pinned_blocks=sum(each.max_pinned_blocks for each in answers),
         )
 
 
+def new_pin_id() -> str:
+    """A name that no pin has had: one of an engine core that has died must not name a pin of the next one."""
+    return f"pin-{secrets.token_hex(8)}"
+
+
 class SetPin(Query[PinInfo | NotFound], frozen=True, tag=True):
-    """Pin a cached prefix, or the whole blocks of a prompt, for ``ttl`` seconds."""
+    """Pin a cached prefix, or the whole blocks of a prompt, for ``ttl`` seconds.
+
+    A new pin gets ``pin_id``: so it has one name in all cores that are asked.
+    """
 
     ttl: float
+    pin_id: str = msgspec.field(default_factory=new_pin_id)
     prefix: bytes | None = None
     prompt_token_ids: list[int] = []
     cache_salt: str | None = None

@@ -20,7 +20,10 @@ from octavo.messages import (
     KVTierStats,
     ListPrefixes,
     NotFound,
+    PinEnded,
+    PinInfo,
     PoolPicture,
+    RemovePin,
     RequestOutputKind,
     ResetCache,
     SamplingParams,
@@ -189,6 +192,13 @@ async def test_every_core_handles_a_query(make: Make) -> None:
     assert await engine.ask(SetPin(60.0, prefix=b"unknown")) == NotFound()
     pinned = await engine.ask(SetPin(60.0, prefix=listed.prefixes[1].prefix))  # that one of them has
     assert not isinstance(pinned, NotFound)
+    query = SetPin(60.0, prompt_token_ids=[7] * 40)  # one pin, though both cores keep it
+    assert isinstance(both := await engine.ask(query), PinInfo)
+    held = await engine.ask(ListPrefixes(1))
+    assert {pin.pin_id for pin in held.pins} == {pinned.pin_id, both.pin_id}
+    assert len(held.pins) == 2
+    assert await engine.ask(RemovePin(both.pin_id)) == PinEnded()
+    assert [pin.pin_id for pin in (await engine.ask(ListPrefixes(1))).pins] == [pinned.pin_id]
     with pytest.raises(ValidationError, match="less than 16, a block"):
         await engine.ask(SetPin(60.0, prompt_token_ids=[1]))
     cleared = await engine.ask(ResetCache())

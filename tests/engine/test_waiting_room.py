@@ -132,6 +132,14 @@ def test_old_steps_are_forgotten() -> None:
     assert rate.output_tokens_per_second == pytest.approx(10, rel=0.01)
 
 
+def test_cores_side_by_side_are_as_fast_as_all_of_them() -> None:
+    one, two = ServiceRate(), ServiceRate(2)
+    for rate in (one, two):
+        rate.record(step(1000, 10, 1.0), IterationStats())
+    assert two.prompt_tokens_per_second == 2 * one.prompt_tokens_per_second > 0
+    assert two.seconds_for(100, 100) == pytest.approx(one.seconds_for(100, 100) / 2)  # type: ignore[operator]
+
+
 async def test_the_engine_refuses_what_would_wait_too_long(tiny_model: str) -> None:
     config = make_config(tiny_model, max_num_seqs=2, max_num_queued_reqs=3)
     engine = await AsyncLLM.create(config)

@@ -54,8 +54,9 @@ async def make_engine(tiny_model: str, monkeypatch: pytest.MonkeyPatch) -> Async
     monkeypatch.setattr(core_client, "BOOTSTRAP", faulty_core.BOOTSTRAP)
     made: list[tuple[AsyncLLM, list[list[int]]]] = []
 
-    async def make(**changes: Any) -> AsyncLLM:
-        engine = await AsyncLLM.create(make_config(tiny_model, **({"core_restart_backoff": 0.0} | changes)))
+    async def make(num_cores: int = 1, **changes: Any) -> AsyncLLM:
+        config = make_config(tiny_model, **({"core_restart_backoff": 0.0} | changes))
+        engine = await AsyncLLM.create(config, num_cores=num_cores)
         made.append((engine, await read(engine, PLAIN, params())))
         return engine
 

@@ -114,6 +114,26 @@ async def test_a_request_that_kills_the_core_is_found_and_not_tried_again(make_e
     assert metric(engine, RESTARTS) == 2
 
 
+async def test_a_request_that_kills_a_core_of_two(make_engine: Make) -> None:
+    """Each time it is the same one; the other core goes on, and an equal request gets to neither of them."""
+    engine = await make_engine(num_cores=2)
+    expected = [await outcome(engine, [5, i], max_tokens=200) for i in range(8)]
+    pids = set(engine.core_pids)
+    tasks = [asyncio.create_task(outcome(engine, [5, i], max_tokens=200)) for i in range(8)]
+    poison = asyncio.create_task(outcome(engine, [6], seed=Fault.KILL))
+    error = await poison
+    assert isinstance(error, DeadlyRequestError)
+    assert len(pids & set(engine.core_pids)) == 1
+    assert isinstance(await outcome(engine, [6], seed=Fault.KILL), DeadlyRequestError)
+    answers = await asyncio.gather(*tasks)
+    assert [one for one in answers if not isinstance(one, EngineDeadError)] == [
+        known for known, one in zip(expected, answers, strict=True) if not isinstance(one, EngineDeadError)
+    ]
+    assert sum(isinstance(one, EngineDeadError) for one in answers) <= 4  # streams that had begun on the dead core
+    await settled(engine)
+    assert metric(engine, RESTARTS) == 2
+
+
 async def test_a_request_that_kills_the_core_later(make_engine: Make) -> None:
     engine = await make_engine()
     error = await outcome(engine, [6], seed=Fault.KILL_LATER)

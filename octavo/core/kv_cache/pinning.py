@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from octavo.core.kv_cache.manager import KVCacheManager
 
 
-def pin_prefix(kv: KVCacheManager, hashes: Sequence[bytes], tenant: str | None, ttl: float) -> PinnedPrefix:
+def pin_prefix(
+    kv: KVCacheManager, hashes: Sequence[bytes], tenant: str | None, ttl: float, pin_id: str = ""
+) -> PinnedPrefix:
     """Pin the prefix whose rows have these hashes. Raises ValidationError if there is no room for the pin."""
-    return kv.cache.pins.add(hashes[-1], len(hashes) * kv.block_size, kv.keys(hashes), tenant, ttl)
+    return kv.cache.pins.add(hashes[-1], len(hashes) * kv.block_size, kv.keys(hashes), tenant, ttl, pin_id)
 
 
 def pin_wishes(kv: KVCacheManager, request: Request) -> None:

@@ -7,7 +7,6 @@ computed. Blocks that several pins want are held once. Knows nothing of tokens o
 from __future__ import annotations
 
 import heapq
-import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from octavo.core.kv_cache.block import Block
 from octavo.core.kv_cache.block_pool import BlockPool
 from octavo.core.kv_cache.names import CacheEntry
 from octavo.exceptions import ValidationError
-from octavo.messages import PinInfo
+from octavo.messages import PinInfo, new_pin_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +31,7 @@ NO_PINS = PinLimits(0, 0)
 
 @dataclass(slots=True, eq=False)
 class PinnedPrefix:
-    """``prefix``: the hash of the last block. ``tenant``: whose request set it; None: an administrator.
-
-    No ``pin_id`` comes again: one of an engine core that has died must not name a pin of the next one.
-    """
+    """``prefix``: the hash of the last block. ``tenant``: whose request set it; None: an administrator."""
 
     pin_id: str
     prefix: bytes
@@ -115,9 +111,11 @@ class PinTable:
                 )
 
     def add(
-        self, prefix: bytes, num_tokens: int, keys: Sequence[bytes], tenant: str | None, ttl: float
+        self, prefix: bytes, num_tokens: int, keys: Sequence[bytes], tenant: str | None, ttl: float, pin_id: str = ""
     ) -> PinnedPrefix:
         """Pin ``keys`` for ``ttl`` seconds, or renew the tenant's pin on the prefix, which then lasts at least as long.
+
+        A new pin gets ``pin_id``, or else a name of its own.
 
         Raises ValidationError, see :meth:`check`.
         """
@@ -127,7 +125,7 @@ class PinTable:
             known.expires = max(known.expires, expires)
             return known
         self.check(keys, tenant)
-        pin = PinnedPrefix(f"pin-{secrets.token_hex(8)}", prefix, num_tokens, tuple(keys), tenant, expires)
+        pin = PinnedPrefix(pin_id or new_pin_id(), prefix, num_tokens, tuple(keys), tenant, expires)
         self._pins[pin.pin_id] = self._by_prefix[prefix, tenant] = pin
         heapq.heappush(self._expiries, (expires, pin.pin_id))
         if tenant is not None:

@@ -24,4 +24,4 @@ def answer(query: SetPin, core: CoreState) -> PinInfo | NotFound:
         hashes = [row.row_hash for row in PrefixTree(core.kv.index.names.entries()).path(query.prefix)]
         if not hashes:
             return NotFound()
-    return core.kv.cache.pins.describe(pin_prefix(core.kv, hashes, None, query.ttl))
+    return core.kv.cache.pins.describe(pin_prefix(core.kv, hashes, None, query.ttl, query.pin_id))
