@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from octavo.catalog import cache_root, resolve_model
 from octavo.config import EngineConfig
-from octavo.platforms.cpu import physical_cores
+from octavo.platforms.registry import make_platform
 
 Progress = Callable[[str, int, int], None]  # (what is being fetched, bytes so far, bytes in all)
 
@@ -27,7 +27,7 @@ def resolve_engine_config(
     model = config.model
     path = resolve_model(model.model, model.cache_dir, progress, weights=weights)
     model = dataclasses.replace(model, model=path, served_model_name=model.served_model_name or model.model)
-    threads = config.backend.threads or physical_cores()
+    threads = config.backend.threads or make_platform().num_threads()
     folder = config.backend.weights_cache_dir or str(cache_root(model.cache_dir) / "packed")
     backend = dataclasses.replace(
         config.backend, threads=threads, weights_cache_dir=folder if config.backend.weights_cache else None

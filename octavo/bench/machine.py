@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import octavo
-from octavo.platforms.cpu import cpu_name, meminfo, physical_cores, usable_cpus
+from octavo.platforms.cpu import CpuPlatform, meminfo, usable_cpus
 
 PACKAGES = ("numpy", "uvicorn", "uvloop", "httptools", "tokenizers", "msgspec")
 
@@ -26,9 +26,9 @@ def machine_facts() -> dict[str, Any]:
             continue
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "cpu": cpu_name(),
+        "cpu": CpuPlatform().device_name(),
         "logical_cpus": len(usable_cpus()),
-        "physical_cores": physical_cores(),
+        "physical_cores": CpuPlatform().num_threads(),
         "memory_bytes": meminfo().get("MemTotal"),
         "load_average_1m": os.getloadavg()[0],
         "kernel": platform.release(),

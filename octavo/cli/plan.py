@@ -19,7 +19,7 @@ from octavo.entrypoints.terminal import download_bar
 from octavo.exceptions import ConfigError
 from octavo.messages import MemoryPlan
 from octavo.model_loader import ModelInfo, outline_model
-from octavo.platforms.cpu import cpu_name
+from octavo.platforms.registry import make_platform
 from octavo.program import LayerKV
 from octavo.utils.units import format_bytes
 from octavo.worker.memory import Machine, plan_memory, this_machine
@@ -94,13 +94,14 @@ def run(namespace: argparse.Namespace) -> int:
         config = dataclasses.replace(config, backend=dataclasses.replace(config.backend, threads=namespace.cores))
     with download_bar() as progress:
         config = resolve_engine_config(config, progress, weights=False)
-    machine = this_machine() if namespace.memory is None else Machine(namespace.memory)
+    platform = make_platform()
+    machine = this_machine(platform) if namespace.memory is None else Machine(namespace.memory)
     asked = (namespace.input_len or 0) + (namespace.output_len or 0)
     plan = make_plan(config, machine, (asked,) if asked else LENGTHS)
     if namespace.json:
         print(json.dumps(as_json(plan), indent=2))
     else:
-        print_plan(plan, cpu_name() if namespace.memory is None else "another machine")
+        print_plan(plan, platform.device_name() if namespace.memory is None else "another machine")
     return 1 if plan.memory.refusal else 0
 
 

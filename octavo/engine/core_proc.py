@@ -157,14 +157,14 @@ def load_core(launch: Launch, process: CoreProcess, started: float) -> EngineCor
     """Load the model, telling the front end of each phase."""
     phases = PhaseClock(on_phase=lambda name: process.send(Message(phase=name)))
     from octavo.engine.core_builder import build_core
-    from octavo.platforms.cpu import resident_memory
+    from octavo.platforms.registry import make_platform
 
     phases.phases.append(("start core process", time.monotonic() - started))
 
     def tell(stats: SchedulerStats) -> None:
         process.send(Message(outputs=EngineCoreOutputs(outputs=[], timestamp=time.monotonic(), stats=stats)))
 
-    memory = resident_memory(os.getppid())
+    memory = make_platform().resident_memory(os.getppid())
     return build_core(launch.config, phases=phases, on_scheduled=tell, front_end_bytes=memory)
 
 

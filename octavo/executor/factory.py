@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from octavo.config import EngineConfig
 from octavo.executor.base import Executor
+from octavo.platforms.registry import make_platform
 from octavo.utils.registry import resolve
 
 EXECUTORS = {
@@ -13,5 +14,5 @@ EXECUTORS = {
 
 def make_executor(config: EngineConfig) -> Executor:
     """The executor for ``config``: one process, one worker. Raises ConfigError or KernelError."""
-    executor: Executor = resolve(EXECUTORS["uniproc"])(config)
+    executor: Executor = resolve(EXECUTORS["uniproc"])(config, make_platform())
     return executor

@@ -14,19 +14,20 @@ from typing import Any
 
 from octavo.config import EngineConfig
 from octavo.messages import KVTierInfo, MemoryPlan, ModelRunnerOutput, SchedulerOutput
+from octavo.platforms.base import Platform
 from octavo.worker.worker import Worker
 
 
 class UniprocExecutor:
     """See ``executor.base.Executor``. All verbs run on the worker thread, in the order they were called."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, platform: Platform) -> None:
         self._tasks: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="octavo-worker", daemon=True)
         self._closed = False
         self._thread.start()
         try:
-            self._worker: Worker = self._submit(lambda: Worker(config)).result()
+            self._worker: Worker = self._submit(lambda: Worker(config, platform)).result()
         except BaseException:
             self.shutdown()
             raise

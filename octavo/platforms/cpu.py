@@ -1,7 +1,7 @@
 """What this machine's CPU offers this process: cores, memory, name.
 
 Reads /proc, /sys and the cgroup (a container's limits count, not the host's). Knows nothing of models or kernels.
-Every function takes ``root`` so that a test can hand it a made-up machine.
+``root`` is where those folders are, so that a test can hand in a made-up machine.
 """
 
 from __future__ import annotations
@@ -112,48 +112,57 @@ def meminfo(root: Path = ROOT) -> dict[str, int]:
     return table
 
 
-def available_memory(root: Path = ROOT) -> int:
-    """Bytes this process could still take without swapping: the least of the machine's and the cgroup's room."""
-    rooms = [meminfo(root).get("MemAvailable", 0)]
-    cgroup = _cgroup_memory(root)
-    if cgroup is not None:
-        rooms.append(cgroup)
-    return max(0, min(rooms))
+class CpuPlatform:
+    """See ``platforms.base.Platform``: a machine whose processors run the model, in its main memory."""
 
+    name = "cpu"
 
-def resident_memory(pid: int | None = None, root: Path = ROOT) -> int:
-    """Bytes of main memory that a process has, by default this one; 0 if nobody says."""
-    fields = (_read(root / f"proc/{pid or 'self'}/statm") or "").split()
-    return int(fields[1]) * resource.getpagesize() if len(fields) > 1 else 0
+    def __init__(self, root: Path = ROOT) -> None:
+        self._root = root
 
+    def device_name(self) -> str:
+        """The processor's name as the kernel reports it, or "unknown CPU"."""
+        for line in (_read(self._root / "proc/cpuinfo") or "").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() in ("model name", "Model") and value.strip():
+                return value.strip()
+        return "unknown CPU"
 
-def address_space_room(root: Path = ROOT) -> int | None:
-    """Bytes that this process may still map, by ``ulimit -v`` and ``ulimit -d``; None where there is no limit."""
-    sizes = {}
-    for line in (_read(root / "proc/self/status") or "").splitlines():
-        name, _, value = line.partition(":")
-        if name in ("VmSize", "VmData"):
-            sizes[name] = int(value.split()[0]) * 1024
-    limits = {"VmSize": resource.RLIMIT_AS, "VmData": resource.RLIMIT_DATA}
-    soft = {name: resource.getrlimit(kind)[0] for name, kind in limits.items()}
-    rooms = [limit - sizes.get(name, 0) for name, limit in soft.items() if limit != resource.RLIM_INFINITY]
-    return max(0, min(rooms)) if rooms else None
+    def devices(self) -> list[str]:
+        return ["cpu"]
 
+    def num_threads(self) -> int:
+        return physical_cores(root=self._root)
 
-def cpu_name(root: Path = ROOT) -> str:
-    """The processor's name as the kernel reports it, or "unknown CPU"."""
-    for line in (_read(root / "proc/cpuinfo") or "").splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() in ("model name", "Model") and value.strip():
-            return value.strip()
-    return "unknown CPU"
+    def available_memory(self) -> int:
+        """Without swapping: the least of the machine's and the cgroup's room."""
+        rooms = [meminfo(self._root).get("MemAvailable", 0)]
+        cgroup = _cgroup_memory(self._root)
+        if cgroup is not None:
+            rooms.append(cgroup)
+        return max(0, min(rooms))
 
+    def resident_memory(self, pid: int | None = None) -> int:
+        fields = (_read(self._root / f"proc/{pid or 'self'}/statm") or "").split()
+        return int(fields[1]) * resource.getpagesize() if len(fields) > 1 else 0
 
-def release_free_memory() -> None:
-    """Hand memory that this process has freed back to the system; glibc keeps what large temporary arrays took."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+    def address_space_room(self) -> int | None:
+        """By ``ulimit -v`` and ``ulimit -d``."""
+        sizes = {}
+        for line in (_read(self._root / "proc/self/status") or "").splitlines():
+            name, _, value = line.partition(":")
+            if name in ("VmSize", "VmData"):
+                sizes[name] = int(value.split()[0]) * 1024
+        limits = {"VmSize": resource.RLIMIT_AS, "VmData": resource.RLIMIT_DATA}
+        soft = {name: resource.getrlimit(kind)[0] for name, kind in limits.items()}
+        rooms = [limit - sizes.get(name, 0) for name, limit in soft.items() if limit != resource.RLIM_INFINITY]
+        return max(0, min(rooms)) if rooms else None
+
+    def release_free_memory(self) -> None:
+        """glibc keeps what large temporary arrays took."""
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
 
 
 def lower_thread_priority(by: int = 10) -> None:

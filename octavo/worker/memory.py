@@ -16,7 +16,7 @@ from octavo.config import EngineConfig
 from octavo.kv_transfer.registry import tier_bytes
 from octavo.messages import KVCacheSpec, KVSpec, MemoryPlan
 from octavo.model_loader import ModelOutline
-from octavo.platforms.cpu import address_space_room, available_memory
+from octavo.platforms.base import Platform
 from octavo.program import Program
 from octavo.utils.units import format_bytes
 
@@ -59,9 +59,9 @@ class Machine:
     address_space: int | None = None
 
 
-def this_machine(taken: int = 0) -> Machine:
-    """The one this runs on; ``taken`` is what octavo's processes take already."""
-    return Machine(available_memory(), taken, address_space_room())
+def this_machine(platform: Platform, taken: int = 0) -> Machine:
+    """What ``platform`` says of the one this runs on; ``taken`` is what octavo's processes take already."""
+    return Machine(platform.available_memory(), taken, platform.address_space_room())
 
 
 def make_limits(program: Program, config: EngineConfig, max_model_len: int, num_blocks: int) -> Limits:

@@ -19,7 +19,7 @@ from octavo.kv_transfer.movers import Movers
 from octavo.kv_transfer.registry import make_movers
 from octavo.messages import KVTierInfo, MemoryPlan, ModelRunnerOutput, SchedulerOutput
 from octavo.model_loader import LoadedModel, load_model
-from octavo.platforms.cpu import release_free_memory, resident_memory
+from octavo.platforms.base import Platform
 from octavo.structured_output.bank import GrammarBank
 from octavo.tokenizer import load_tokenizer
 from octavo.worker.memory import make_limits, plan_memory, this_machine
@@ -32,9 +32,9 @@ logger = logging.getLogger(__name__)
 class Worker:
     """The Executor's verbs (``executor.base``), on the caller's thread."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, platform: Platform) -> None:
         """Makes the backend. Raises ConfigError or KernelError if it does not exist here."""
-        self._config = config
+        self._config, self._platform = config, platform
         self._backend = make_backend(config.backend)
         self._drafter = make_drafter(config.scheduler.speculative_config)
         self._loaded: LoadedModel | None = None
@@ -53,7 +53,7 @@ class Worker:
         """See ``Executor.plan_memory``. Valid between load_model and initialize_kv_cache."""
         if self._loaded is None:
             raise RuntimeError("plan_memory is valid between load_model and initialize_kv_cache")
-        machine = this_machine(resident_memory() + front_end_bytes)
+        machine = this_machine(self._platform, self._platform.resident_memory() + front_end_bytes)
         plan = plan_memory(self._loaded.outline, self._backend, self._config, machine)
         if plan.refusal:
             raise ConfigError(plan.refusal)
@@ -95,7 +95,7 @@ class Worker:
             max_sampled=self._config.scheduler.most_sampled,
         )
         self._loaded = None
-        release_free_memory()
+        self._platform.release_free_memory()
 
     def open_kv_tiers(self) -> dict[str, KVTierInfo]:
         """See ``Executor.open_kv_tiers``."""

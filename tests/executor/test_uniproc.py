@@ -11,6 +11,7 @@ from octavo.exceptions import ModelError
 from octavo.executor.factory import make_executor
 from octavo.executor.uniproc import UniprocExecutor
 from octavo.messages import CachedRequestData, KVSpec, SamplingParams, SchedulerOutput
+from octavo.platforms.cpu import CpuPlatform
 from octavo.worker.worker import Worker
 from tests.worker.tiny_model import BLOCK, MAX_LEN, Driver, make_runner, new_request, save_checkpoint
 
@@ -100,7 +101,7 @@ def test_a_step_that_fails_ends_its_future_and_not_the_thread(executor):
 
 def test_shutdown_finishes_what_was_submitted_and_is_idempotent(checkpoint):
     before = set(threading.enumerate())
-    executor = UniprocExecutor(config_for(checkpoint))
+    executor = UniprocExecutor(config_for(checkpoint), CpuPlatform())
     executor.load_model()
     executor.initialize_kv_cache(executor.plan_memory())
     future = executor.execute_model(SchedulerOutput(step_id=3, num_scheduled_tokens={}))
@@ -117,7 +118,7 @@ def test_errors_reach_the_caller(checkpoint, tmp_path):
     with pytest.raises(ModelError):
         missing.load_model()
     missing.shutdown()
-    worker = Worker(config_for(checkpoint))
+    worker = Worker(config_for(checkpoint), CpuPlatform())
     with pytest.raises(RuntimeError, match="load_model"):
         worker.plan_memory()
     with pytest.raises(RuntimeError, match="initialize_kv_cache"):
@@ -130,7 +131,7 @@ def test_errors_reach_the_caller(checkpoint, tmp_path):
 
 
 def test_max_model_len_bounds_requests(checkpoint):
-    worker = Worker(config_for(checkpoint, max_model_len=20))
+    worker = Worker(config_for(checkpoint, max_model_len=20), CpuPlatform())
     worker.load_model()
     memory = worker.plan_memory()
     assert memory.num_blocks == 4 * 2 + 1

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from octavo.platforms import cpu
+from octavo.platforms.cpu import CpuPlatform
+from octavo.platforms.registry import make_platform
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -45,8 +47,8 @@ def test_the_cgroup_quota_of_any_level_binds(tmp_path: Path) -> None:
 
 def test_without_any_facts_every_cpu_is_a_core(tmp_path: Path) -> None:
     assert cpu.physical_cores({0, 1, 2}, tmp_path) == 3
-    assert cpu.cpu_name(tmp_path) == "unknown CPU"
-    assert cpu.available_memory(tmp_path) == 0
+    assert CpuPlatform(tmp_path).device_name() == "unknown CPU"
+    assert CpuPlatform(tmp_path).available_memory() == 0
 
 
 @pytest.mark.parametrize(
@@ -63,7 +65,7 @@ def test_memory_is_the_least_of_machine_and_cgroup(tmp_path: Path, limit: str, e
             "sys/fs/cgroup/memory.stat": f"active_file 7\ninactive_file {1 << 19}",
         },
     )
-    assert cpu.available_memory(root) == expected
+    assert CpuPlatform(root).available_memory() == expected
 
 
 def test_high_water_marks_and_outer_groups_bind_too(tmp_path: Path) -> None:
@@ -79,9 +81,9 @@ def test_high_water_marks_and_outer_groups_bind_too(tmp_path: Path) -> None:
             "sys/fs/cgroup/a/b/memory.current": str(1 << 19),
         },
     )
-    assert cpu.available_memory(root) == (2 << 20) - (1 << 19)
+    assert CpuPlatform(root).available_memory() == (2 << 20) - (1 << 19)
     (root / "sys/fs/cgroup/a/memory.current").write_text(str((3 << 20) - 4096))
-    assert cpu.available_memory(root) == 4096
+    assert CpuPlatform(root).available_memory() == 4096
 
 
 @pytest.mark.parametrize("path", ["/docker/x", "/"])
@@ -100,12 +102,13 @@ def test_memory_of_a_version_1_cgroup(tmp_path: Path, path: str) -> None:
         }
         | inner,
     )
-    assert cpu.available_memory(root) == ((1 << 20) if inner else (5 << 20))
+    assert CpuPlatform(root).available_memory() == ((1 << 20) if inner else (5 << 20))
 
 
 def test_limits_of_this_process_bound_what_it_maps() -> None:
     code = (
-        "import resource; from octavo.platforms import cpu; assert cpu.address_space_room() is None\n"
+        "import resource; from octavo.platforms.cpu import CpuPlatform; cpu = CpuPlatform()\n"
+        "assert cpu.address_space_room() is None\n"
         "resource.setrlimit(resource.RLIMIT_AS, (8 << 30, resource.RLIM_INFINITY)); room = cpu.address_space_room()\n"
         "held = bytearray(1 << 30); assert (1 << 30) <= room - cpu.address_space_room() < 1.1 * (1 << 30), room\n"
         "resource.setrlimit(resource.RLIMIT_DATA, (2 << 30, resource.RLIM_INFINITY))\n"
@@ -116,7 +119,8 @@ def test_limits_of_this_process_bound_what_it_maps() -> None:
 
 
 def test_this_machine_answers() -> None:
-    assert cpu.resident_memory() > 10 << 20
-    assert cpu.resident_memory(2**22 + 1) == 0
-    assert cpu.physical_cores() >= 1
-    assert cpu.available_memory() > 0
+    assert CpuPlatform().resident_memory() > 10 << 20
+    assert CpuPlatform().resident_memory(2**22 + 1) == 0
+    assert CpuPlatform().num_threads() >= 1
+    assert make_platform().devices() == ["cpu"]
+    assert CpuPlatform().available_memory() > 0

@@ -16,8 +16,9 @@ from octavo.config import BackendConfig, CacheConfig, EngineConfig, ModelConfig,
 from octavo.exceptions import ConfigError
 from octavo.messages import KVCacheSpec, MemoryPlan
 from octavo.model_loader import outline_model
+from octavo.platforms.cpu import CpuPlatform
 from octavo.structured_output.checker import MAX_PROCESSES
-from octavo.worker import memory, worker
+from octavo.worker import memory
 from octavo.worker.memory import Machine, make_limits, plan_memory
 from octavo.worker.worker import Worker
 from tests.core.kv_parts import kv_specs
@@ -48,6 +49,23 @@ def plan_of(config: EngineConfig, **machine: Any) -> MemoryPlan:
     return plan_memory(outline_model(config.model), make_backend(config.backend), config, Machine(**machine))
 
 
+class PlatformOf(CpuPlatform):
+    """This machine with ``memory`` bytes, of which octavo has taken none."""
+
+    def __init__(self, memory: int) -> None:
+        super().__init__()
+        self._memory = memory
+
+    def available_memory(self) -> int:
+        return self._memory
+
+    def resident_memory(self, pid: int | None = None) -> int:
+        return 0
+
+    def address_space_room(self) -> int | None:
+        return None
+
+
 def loaded(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> tuple[MemoryPlan, Worker, int]:
     """The plan that a worker makes and follows on a machine with 8 GiB, that worker, and the bytes of its arena."""
     arenas: list[int] = []
@@ -58,8 +76,7 @@ def loaded(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> tuple[Memor
         return make(self, pool, program, limits, arena_floats)
 
     monkeypatch.setattr(CpuBackend, "_new_program", counted)
-    monkeypatch.setattr(worker, "this_machine", lambda taken: Machine(8 * GIB))
-    one = Worker(config)
+    one = Worker(config, PlatformOf(8 * GIB))
     one.load_model()
     plan = one.plan_memory()
     one.initialize_kv_cache(plan)
@@ -114,11 +131,10 @@ def test_the_default_model(smollm2_path: str, monkeypatch: pytest.MonkeyPatch) -
     check(config_of(smollm2_path, max_num_seqs=64, threads=2, kv_cache_memory=64 << 20), monkeypatch)
 
 
-def test_the_reference_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reference_backend(tmp_path: Path) -> None:
     save(tmp_path)
     config = config_of(tmp_path, backend="reference")
-    monkeypatch.setattr(worker, "this_machine", lambda taken: Machine(8 * GIB))
-    one = Worker(config)
+    one = Worker(config, PlatformOf(8 * GIB))
     one.load_model()
     plan = one.plan_memory()
     one.initialize_kv_cache(plan)
@@ -204,9 +220,8 @@ def test_what_octavo_has_taken_already_is_not_counted_twice(tiny: Path) -> None:
     assert someone_elses.memory == GIB + someone_elses.processes
 
 
-def test_an_engine_does_not_start_where_it_does_not_fit(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "this_machine", lambda taken: Machine(1 << 20))
-    one = Worker(config_of(tiny))
+def test_an_engine_does_not_start_where_it_does_not_fit(tiny: Path) -> None:
+    one = Worker(config_of(tiny), PlatformOf(1 << 20))
     one.load_model()
     with pytest.raises(ConfigError, match=r"not enough memory.*processes .* MiB.*--max-num-seqs"):
         one.plan_memory()
@@ -218,7 +233,7 @@ def test_memory_that_the_system_refuses_all_the_same(tiny: Path, monkeypatch: py
     def refuse(*_: Any) -> None:
         raise MemoryError
 
-    one = Worker(config_of(tiny))
+    one = Worker(config_of(tiny), CpuPlatform())
     one.load_model()
     plan = one.plan_memory()
     monkeypatch.setattr(CpuBackend, "prepare", refuse)

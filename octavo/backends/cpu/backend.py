@@ -32,7 +32,7 @@ from octavo.backends.cpu.weights import PackedWeights
 from octavo.backends.identity import code_identity
 from octavo.config import BackendConfig, KVDtype
 from octavo.exceptions import KernelError
-from octavo.platforms.cpu import physical_cores
+from octavo.platforms.cpu import CpuPlatform
 from octavo.program import LayerKV, Program
 from octavo.program.passes.fuse import gate_matrices
 from octavo.quantization.base import Weights, owners
@@ -60,7 +60,7 @@ class CpuBackend:
             self._kernels = _kernels.Kernels(isa)
         except ValueError as error:
             raise KernelError(str(error)) from None
-        self._threads = config.threads or physical_cores()
+        self._threads = config.threads or CpuPlatform().num_threads()
         folder = config.weights_cache_dir if config.weights_cache else None
         self._packed_cache = PackedCache(folder, self._threads) if folder else None
         self._lowered: tuple[tuple[Any, ...], LoweredProgram] | None = None  # the last one, and what it was made for
