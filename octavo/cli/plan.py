@@ -18,7 +18,7 @@ from octavo.engine.core_builder import check_length
 from octavo.entrypoints.terminal import download_bar
 from octavo.exceptions import ConfigError
 from octavo.messages import MemoryPlan
-from octavo.model_loader import ModelInfo, outline_model
+from octavo.model_loader import ModelFacts, outline_model
 from octavo.platforms.registry import make_platform
 from octavo.program import LayerKV
 from octavo.utils.units import format_bytes
@@ -37,7 +37,7 @@ class Plan:
     """
 
     config: EngineConfig
-    info: ModelInfo
+    info: ModelFacts
     machine: Machine
     memory: MemoryPlan
     element_size: int

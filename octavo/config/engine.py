@@ -206,7 +206,7 @@ class SchedulerConfig:
 
     @property
     def step_tokens(self) -> int:
-        """Most tokens of a step: small by default, since nobody gets a token, or is aborted, before a step ends."""
+        """Most tokens of a step: small by default, since no request gets a token, or is aborted, before a step ends."""
         if self.max_num_batched_tokens is not None:
             return self.max_num_batched_tokens
         return max(256 if self.enable_chunked_prefill else 8192, self.max_num_seqs)

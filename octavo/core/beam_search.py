@@ -18,18 +18,18 @@ from typing import NamedTuple
 from octavo.messages import BeamSearch, TokenLogprobs
 
 
-class Node(NamedTuple):
+class BeamNode(NamedTuple):
     """A sequence, as its last token and the sequence before it. ``total`` is the sum of all log-probabilities."""
 
-    parent: Node | None
+    parent: BeamNode | None
     token_id: int
     total: float
     logprobs: TokenLogprobs  # the token's own, then its rivals'
 
-    def path(self) -> list[Node]:
+    def path(self) -> list[BeamNode]:
         """The nodes of all tokens, first to last."""
         nodes = []
-        node: Node | None = self
+        node: BeamNode | None = self
         while node is not None:
             nodes.append(node)
             node = node.parent
@@ -40,7 +40,7 @@ class Finished(NamedTuple):
     """A complete sequence. ``ended``: with an end token, else at the greatest length."""
 
     score: float
-    node: Node
+    node: BeamNode
     ended: bool
 
 
@@ -72,7 +72,7 @@ class Search:
         self._max_tokens, self._min_tokens = max_tokens, min_tokens
         self._num_rivals = num_rivals
         self._length = 0
-        self._beams: list[Node | None] = [None]
+        self._beams: list[BeamNode | None] = [None]
         self.finished: list[Finished] = []  # best first, at most the width
 
     @property
@@ -89,7 +89,7 @@ class Search:
         self._length += 1
         width, at_end = self._params.beam_width, self._length == self._max_tokens
         born: list[tuple[int, int]] = []
-        beams: list[Node | None] = []
+        beams: list[BeamNode | None] = []
         for place, (_, beam, rank) in enumerate(islice(self._ranking(candidates), self.num_candidates)):
             node = self._extend(beam, rank, candidates[beam])
             ends = node.token_id in self._ends
@@ -115,16 +115,16 @@ class Search:
 
         return heapq.merge(*(of_beam(beam) for beam in range(len(candidates))))
 
-    def _extend(self, beam: int, rank: int, entry: TokenLogprobs) -> Node:
+    def _extend(self, beam: int, rank: int, entry: TokenLogprobs) -> BeamNode:
         node = self._beams[beam]
         token_id, logprob = entry.token_ids[1 + rank], entry.logprobs[1 + rank]
         rivals = slice(1, 1 + self._num_rivals)
         told = TokenLogprobs(
             [token_id, *entry.token_ids[rivals]], [logprob, *entry.logprobs[rivals]], [1 + rank, *entry.ranks[rivals]]
         )
-        return Node(node, token_id, (node.total if node is not None else 0.0) + logprob, told)
+        return BeamNode(node, token_id, (node.total if node is not None else 0.0) + logprob, told)
 
-    def _finish(self, node: Node, ended: bool) -> None:
+    def _finish(self, node: BeamNode, ended: bool) -> None:
         score = node.total / self._length**self._params.length_penalty
         self.finished.append(Finished(score, node, ended))
         self.finished.sort(key=lambda one: -one.score)  # stable: the older one first

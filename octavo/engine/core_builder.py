@@ -11,7 +11,7 @@ from octavo.engine.core import EngineCore, PhaseClock
 from octavo.exceptions import ConfigError
 from octavo.executor.base import Executor
 from octavo.executor.factory import make_executor
-from octavo.model_loader import ModelInfo, inspect_model
+from octavo.model_loader import ModelFacts, inspect_model
 
 
 def build_core(
@@ -33,7 +33,7 @@ def build_core(
     return EngineCore(config, executor_factory, vocab_size=info.vocab_size, phases=phases, clock=clock, **options)
 
 
-def check_length(config: ModelConfig, info: ModelInfo) -> None:
+def check_length(config: ModelConfig, info: ModelFacts) -> None:
     """Raises ConfigError if the configured length exceeds the model's positions."""
     wanted = config.max_model_len
     if wanted is not None and wanted > info.max_position:

@@ -26,7 +26,7 @@ import zmq.asyncio
 
 from octavo import exceptions
 from octavo.config import EngineConfig
-from octavo.engine.wire import Command, Failure, Launch, Message, NumberedQuery, PackedRequest, frame
+from octavo.engine.wire import Command, CoreFailure, CoreMessage, Launch, NumberedQuery, PackedRequest, frame
 from octavo.exceptions import EngineDeadError, FormatError, ModelError, OctavoError
 from octavo.messages import Answer, AnyQuery, EngineCoreOutputs, EngineCoreRequest, EngineInfo, Query, Reply
 from octavo.utils.logs import settings
@@ -89,7 +89,7 @@ class AsyncCoreClient:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(Message)
+        self._decoder = msgspec.msgpack.Decoder(CoreMessage)
         self._requests: list[PackedRequest] = []
         self._abort_ids: list[str] = []
         self._queries: list[NumberedQuery] = []
@@ -198,7 +198,7 @@ class AsyncCoreClient:
                 self.error = EngineDeadError(f"the engine core failed: {message.failure.message}")
                 raise self.error
 
-    async def _receive(self) -> Message:
+    async def _receive(self) -> CoreMessage:
         while self.error is None:
             self._receiving = receiving = asyncio.ensure_future(self._messages.recv())
             try:
@@ -212,7 +212,7 @@ class AsyncCoreClient:
             return self._decode(await self._messages.recv())
         raise self.error
 
-    def _decode(self, data: bytes) -> Message:
+    def _decode(self, data: bytes) -> CoreMessage:
         try:
             return self._decoder.decode(data)
         except msgspec.MsgspecError as error:
@@ -285,7 +285,7 @@ class AsyncCoreClient:
         self._remove_folder()
 
 
-def _as_exception(failure: Failure) -> OctavoError:
+def _as_exception(failure: CoreFailure) -> OctavoError:
     """The start-up error as its own class, as far as a message alone can rebuild it."""
     kind = getattr(exceptions, failure.kind, None)
     if kind is FormatError:

@@ -23,7 +23,7 @@ import msgspec
 import zmq
 
 from octavo.engine.core import EngineCore, PhaseClock
-from octavo.engine.wire import LENGTH_BYTES, Command, Failure, Launch, Message, NumberedReply, PackedRequest
+from octavo.engine.wire import LENGTH_BYTES, Command, CoreFailure, CoreMessage, Launch, NumberedReply, PackedRequest
 from octavo.exceptions import OctavoError
 from octavo.messages import (
     EngineCoreOutput,
@@ -89,7 +89,7 @@ class CoreProcess:
         self._commands.bind(launch.commands_address)
         self._messages.connect(launch.messages_address)
 
-    def send(self, message: Message) -> None:
+    def send(self, message: CoreMessage) -> None:
         self._messages.send(self._encoder.encode(message))
 
     def close(self) -> None:
@@ -106,9 +106,9 @@ class CoreProcess:
     def _step(self, core: EngineCore) -> None:
         outputs = core.step()
         try:
-            self.send(Message(outputs=outputs))
+            self.send(CoreMessage(outputs=outputs))
         except Exception as error:  # some output of it cannot be packed; nothing has been sent
-            self.send(Message(outputs=self._without_unsendable(core, outputs, error)))
+            self.send(CoreMessage(outputs=self._without_unsendable(core, outputs, error)))
 
     def _without_unsendable(self, core: EngineCore, outputs: EngineCoreOutputs, error: Exception) -> EngineCoreOutputs:
         """``outputs`` with an error in place of each that no message can carry; its request ends in the core too."""
@@ -142,7 +142,7 @@ class CoreProcess:
             if command.abort_ids:
                 core.abort(command.abort_ids)
             for one in command.queries:
-                self.send(Message(reply=NumberedReply(one.number, core.ask(one.query))))
+                self.send(CoreMessage(reply=NumberedReply(one.number, core.ask(one.query))))
 
     def _add(self, core: EngineCore, request: PackedRequest) -> None:
         try:
@@ -155,14 +155,14 @@ class CoreProcess:
 
 def load_core(launch: Launch, process: CoreProcess, started: float) -> EngineCore:
     """Load the model, telling the front end of each phase."""
-    phases = PhaseClock(on_phase=lambda name: process.send(Message(phase=name)))
+    phases = PhaseClock(on_phase=lambda name: process.send(CoreMessage(phase=name)))
     from octavo.engine.core_builder import build_core
     from octavo.platforms.registry import make_platform
 
     phases.phases.append(("start core process", time.monotonic() - started))
 
     def tell(stats: SchedulerStats) -> None:
-        process.send(Message(outputs=EngineCoreOutputs(outputs=[], timestamp=time.monotonic(), stats=stats)))
+        process.send(CoreMessage(outputs=EngineCoreOutputs(outputs=[], timestamp=time.monotonic(), stats=stats)))
 
     memory = make_platform().resident_memory(os.getppid())
     return build_core(launch.config, phases=phases, on_scheduled=tell, front_end_bytes=memory)
@@ -183,12 +183,12 @@ def main(started: float | None = None) -> None:
     try:
         core = load_core(launch, process, started)
         gc.freeze()  # what is there now stays: no collection need look through it, while steps wait
-        process.send(Message(ready=core.info))
+        process.send(CoreMessage(ready=core.info))
         process.run(core)
     except Exception as error:
         if not isinstance(error, OctavoError):  # those explain themselves, and the front end shows them
             logger.error("engine core failed", exc_info=error)
-        process.send(Message(failure=Failure(kind=type(error).__name__, message=str(error) or repr(error))))
+        process.send(CoreMessage(failure=CoreFailure(kind=type(error).__name__, message=str(error) or repr(error))))
         status = 1
     if core is not None:
         core.shutdown()

@@ -67,18 +67,18 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     shutdown: bool = False
 
 
-class Failure(msgspec.Struct, frozen=True, kw_only=True):
+class CoreFailure(msgspec.Struct, frozen=True, kw_only=True):
     """Why the core process ends. ``kind`` names a class of ``octavo.exceptions`` where it is one."""
 
     kind: str
     message: str
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CoreMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Core to front end; exactly one field is set. ``phase`` is the name of a start-up phase that begins."""
 
     outputs: EngineCoreOutputs | None = None
     reply: NumberedReply | None = None
     phase: str | None = None
     ready: EngineInfo | None = None
-    failure: Failure | None = None
+    failure: CoreFailure | None = None

@@ -25,12 +25,19 @@ MAX_LENGTH_PENALTY = 10.0  # either way
 SHOWN = 80  # characters of a wrong value in a message
 
 FLAGS = (
-    *("include_stop_str_in_output", "ignore_eos", "detokenize", "skip_special_tokens"),
-    *("spaces_between_special_tokens", "flat_logprobs"),
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "detokenize",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "flat_logprobs",
 )
 TEXT_LISTS = ("stop", "bad_words")
 ID_LISTS = (
-    *("stop_token_ids", "allowed_token_ids", "logprob_token_ids", "prompt_logprob_token_ids"),
+    "stop_token_ids",
+    "allowed_token_ids",
+    "logprob_token_ids",
+    "prompt_logprob_token_ids",
     "shown_special_token_ids",
 )
 

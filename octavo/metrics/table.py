@@ -87,9 +87,13 @@ METRICS: tuple[Metric, ...] = (
 )
 
 REJECTION_REASONS = (
-    *("max_num_queued_reqs", "max_num_queued_tokens"),
-    *("max_queue_time", "timeout", "grammars"),
-    *("tenant_max_queued", "tenant_tokens_per_minute"),
+    "max_num_queued_reqs",
+    "max_num_queued_tokens",
+    "max_queue_time",
+    "timeout",
+    "grammars",
+    "tenant_max_queued",
+    "tenant_tokens_per_minute",
 )
 WAITING_REASONS = ("capacity", "deferred")
 FINISHED_REASONS = tuple(reason.value for reason in FinishReason)

@@ -30,7 +30,7 @@ _FLOAT_TYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
 @dataclass(frozen=True, slots=True)
-class ModelInfo:
+class ModelFacts:
     """What is known of a model without its weights.
 
     ``config`` is HF-style (made from the metadata in the case of GGUF). ``max_position`` is the model's own longest
@@ -54,7 +54,7 @@ class ModelOutline:
 
     program: Program
     weights: Weights
-    info: ModelInfo
+    info: ModelFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class LoadedModel:
 
     program: Program
     weights: LazyWeights
-    info: ModelInfo
+    info: ModelFacts
     outlines: Weights
 
     @property
@@ -80,14 +80,14 @@ class _Opened:
     program: Program
     sources: dict[str, tuple[str, ...]]
     outlines: Weights
-    info: ModelInfo
+    info: ModelFacts
 
 
 # The last inspected model: a process that inspects is about to load, and a large vocabulary takes 0.1 s to parse.
 _inspected: dict[tuple[str, str], tuple[str, _Opened]] = {}
 
 
-def inspect_model(path: str, model_config: ModelConfig) -> ModelInfo:
+def inspect_model(path: str, model_config: ModelConfig) -> ModelFacts:
     """Facts about the model at ``path`` (a GGUF file or a HF folder); reads headers only.
 
     Raises ModelNotFound, FormatError, UnsupportedModel, or ModelError when config and tensors contradict.
@@ -173,9 +173,9 @@ def _read_config(family: Family, hf: Mapping[str, Any], source: str) -> Config:
     return config
 
 
-def _info(architecture: str, hf: Mapping[str, Any], config: Config, program: Program, outlines: Weights) -> ModelInfo:
+def _info(architecture: str, hf: Mapping[str, Any], config: Config, program: Program, outlines: Weights) -> ModelFacts:
     parts = [part for name, owner in owners(outlines).items() if name == owner for part in outlines[name]]
-    return ModelInfo(
+    return ModelFacts(
         architecture=architecture,
         config=hf,
         max_position=config.max_position,

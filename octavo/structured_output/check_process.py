@@ -1,6 +1,6 @@
 """The checker's process: reads constraints, answers with their grammars. May be killed, or crash, at any time.
 
-llguidance overflows the stack on some grammars and works for minutes on others; here that harms nobody. The process
+llguidance overflows the stack on some grammars and works for minutes on others; here that harms no request. The process
 has a low priority (``checker`` starts it so), a bounded memory and a small stack; it ends when its standard input does.
 """
 
@@ -37,7 +37,7 @@ NOT_ZERO = re.compile(rb"[^\0]")
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """What the process needs to know of the model, and when to give up should nobody kill it."""
+    """What the process needs to know of the model, and after how long to give up if it is not killed."""
 
     special: dict[str, int]
     eos_token_ids: list[int]

@@ -1,7 +1,7 @@
 """Grammars that wait to be checked, on behalf of an event loop. Knows nothing of how a check is done.
 
-They have threads of their own: on the event loop's, a client with many slow grammars would keep everybody's long texts
-from being tokenised.
+They have threads of their own: on the event loop's, a client with many slow grammars would keep the long texts of all
+clients from being tokenised.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from octavo.structured_output.check_process import LENGTH_BYTES, Setup, Verdict,
 from octavo.structured_output.vocabulary import special_tokens
 from octavo.tokenizer.base import Tokenizer
 
-MAX_PROCESSES = 2  # so that a hostile grammar does not keep everybody else's waiting for its time to run out
+MAX_PROCESSES = 2  # so that a hostile grammar does not keep all others waiting for its time to run out
 MAX_VERDICTS = 512
 MAX_VERDICT_CHARACTERS = 16 << 20
 START_SECONDS = 30.0  # of the process, before its clock runs
@@ -94,11 +94,11 @@ class _CheckProcess:
         return data
 
     def kill(self) -> None:
-        """From any thread; whoever asks gets a _Crashed."""
+        """End the process, from any thread: a question under way raises _Crashed."""
         self._process.kill()
 
     def end(self) -> None:
-        """Free everything; nobody may be asking."""
+        """Free everything. No question may be under way."""
         self._selector.close()
         self._kill()
 

@@ -32,14 +32,14 @@ def is_ebnf(text: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class GrammarNode:
     """Of the syntax tree: a ``kind`` (chars, any, text, rule, sequence, choice, repeat), its text and its children."""
 
     kind: str
     text: str = ""
-    children: tuple[Node, ...] = ()
+    children: tuple[GrammarNode, ...] = ()
 
-    def walk(self) -> Iterator[Node]:
+    def walk(self) -> Iterator[GrammarNode]:
         yield self
         for child in self.children:
             yield from child.walk()
@@ -110,8 +110,8 @@ class _Parser:
         self._at += 1
         return text
 
-    def rules(self) -> dict[str, Node]:
-        rules: dict[str, Node] = {}
+    def rules(self) -> dict[str, GrammarNode]:
+        rules: dict[str, GrammarNode] = {}
         while self._peek()[0] != "end":
             line = self._peek()[2]
             name = self._take("name", "the name of a rule")
@@ -121,22 +121,22 @@ class _Parser:
             rules[name] = self._choice()
         return rules
 
-    def _choice(self) -> Node:
+    def _choice(self) -> GrammarNode:
         options = [self._sequence()]
         while self._peek()[:2] == ("mark", "|"):
             self._at += 1
             options.append(self._sequence())
-        return options[0] if len(options) == 1 else Node("choice", children=tuple(options))
+        return options[0] if len(options) == 1 else GrammarNode("choice", children=tuple(options))
 
-    def _sequence(self) -> Node:
+    def _sequence(self) -> GrammarNode:
         parts = []
         while (atom := self._atom()) is not None:
             while self._peek()[0] == "repeat":
-                atom = Node("repeat", self._take("repeat", "a repetition").replace(" ", ""), (atom,))
+                atom = GrammarNode("repeat", self._take("repeat", "a repetition").replace(" ", ""), (atom,))
             parts.append(atom)
-        return parts[0] if len(parts) == 1 else Node("sequence", children=tuple(parts))
+        return parts[0] if len(parts) == 1 else GrammarNode("sequence", children=tuple(parts))
 
-    def _atom(self) -> Node | None:
+    def _atom(self) -> GrammarNode | None:
         kind, text, line = self._peek()
         if kind == "name" and self._peek(1)[0] == "define":
             return None  # the next rule
@@ -157,17 +157,17 @@ class _Parser:
             raise EbnfError(f"line {self._peek()[2]}: expected ')', got {self._peek()[1] or 'the end'!r}")
         self._at += 1
         self._depth -= 1
-        return Node("group", children=(inner,))
+        return GrammarNode("group", children=(inner,))
 
-    def _leaf(self, kind: str, text: str) -> Node:
+    def _leaf(self, kind: str, text: str) -> GrammarNode:
         if kind == "name":
-            return Node("rule", text)
+            return GrammarNode("rule", text)
         if kind == "string":
-            return Node("text", "".join(char for char, _ in _unescaped(text[1:-1])))
-        return Node("chars", _class(text[1:-1])) if kind == "class" else Node("any")
+            return GrammarNode("text", "".join(char for char, _ in _unescaped(text[1:-1])))
+        return GrammarNode("chars", _class(text[1:-1])) if kind == "class" else GrammarNode("any")
 
 
-def _is_recursive(rules: dict[str, Node]) -> bool:
+def _is_recursive(rules: dict[str, GrammarNode]) -> bool:
     """Whether a rule contains itself. Iterative, for chains of rules may be long."""
     uses = {name: [node.text for node in body.walk() if node.kind == "rule"] for name, body in rules.items()}
     open_, done = set(), set()
@@ -195,7 +195,7 @@ class _Printer:
     def __init__(self, names: dict[str, str], whole: bool) -> None:
         self._names, self._whole = names, whole
 
-    def show(self, node: Node) -> str:
+    def show(self, node: GrammarNode) -> str:
         inner = [self.show(child) for child in node.children]
         if node.kind == "rule":
             return self._names[node.text]

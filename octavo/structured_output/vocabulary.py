@@ -30,7 +30,7 @@ class _Tokens:
         self.tokens, self.special_token_ids, self.eos_token_id = tokens, list(special), eos
 
     def __call__(self, text: str) -> list[int]:
-        """Nobody asks: no grammar is compiled without ``no_forcing`` (``translate.OPTIONS``)."""
+        """Never called: no grammar is compiled without ``no_forcing`` (``translate.OPTIONS``)."""
         return []
 
 

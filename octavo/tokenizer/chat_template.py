@@ -62,8 +62,20 @@ BOUND_METHODS = (
 SPACES = [c for c in map(chr, range(0x3001)) if c.isspace()]  # where split() and splitlines() may cut
 COMPARISONS = ("eq", "==", "equalto", "ne", "!=", "in", "lt", "<", "lessthan", "le", "<=", "gt", ">", "ge", ">=")
 TEXT_FILTERS = (
-    *("string", "upper", "lower", "title", "capitalize", "trim", "escape", "e", "forceescape", "safe", "urlencode"),
-    *("truncate", "striptags", "wordcount"),
+    "string",
+    "upper",
+    "lower",
+    "title",
+    "capitalize",
+    "trim",
+    "escape",
+    "e",
+    "forceescape",
+    "safe",
+    "urlencode",
+    "truncate",
+    "striptags",
+    "wordcount",
 )
 WALKING_FILTERS = ("sort", "unique", "min", "max", "groupby", "dictsort", "int", "float", "reverse")
 # A field width of 5 digits or more, or one taken from a value. Each alternative is linear in the pattern's length.

@@ -176,7 +176,7 @@ class ModelRunner:
     def _collect(
         self, batch: InputBatch, outputs: StepOutputs, id_of_row: dict[int, str], output: ModelRunnerOutput
     ) -> None:
-        """Sample every finished chunk and take prompt logprobs; whatever goes wrong is the one request's error."""
+        """Sample every finished chunk and take prompt logprobs; what raises is that request's error."""
         if batch.inputs.logit_rows.size == 0:
             return
         states = self._states

@@ -79,7 +79,7 @@ class Worker:
             raise ConfigError(f"the system refuses the memory that was planned: {plan.explained}") from None
         self._runnable = runnable
         if weights.identity() != self._weights_identity:
-            self._weights_identity = ""  # a file has changed: nobody knows what was read
+            self._weights_identity = ""  # a file has changed: what was read is unknown
         self._facts["packed weights"] = f"{runnable.weight_bytes / 2**20:.0f} MiB, {runnable.weight_origin}"
         path = self._config.model.model
         self._grammars = GrammarBank(lambda: load_tokenizer(path), program.vocab_size)

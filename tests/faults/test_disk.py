@@ -49,7 +49,7 @@ def test_packed_weights_that_cannot_be_kept(smollm2_path: str, tmp_path: Path, f
 def test_pull_onto_a_full_disk(wheels: Path, tmp_path: Path) -> None:
     """One line that says what cannot be written, and nothing left behind."""
     program = (
-        f"{SMALL_FILES}import sys; from octavo import catalog; from octavo.catalog import Entry, Part\n"
+        f"{SMALL_FILES}import sys; from octavo import catalog; from octavo.catalog import CatalogEntry, Part\n"
         f"catalog.catalogue = lambda: {{'tiny': {two_part_entry()!r}}}\n"
         "from octavo.cli.main import main\n"
         f"sys.exit(main(['pull', 'tiny', '--cache-dir', {str(tmp_path / 'cache')!r}]))"
@@ -85,7 +85,7 @@ def test_a_killed_download_leaves_no_process(wheels: Path, tmp_path: Path) -> No
     assert index.stdout is not None
     port = int(index.stdout.readline())
     program = (
-        "from pathlib import Path; from octavo.catalog import Entry, Part, fetch\n"
+        "from pathlib import Path; from octavo.catalog import CatalogEntry, Part, fetch\n"
         f"fetch({two_part_entry()!r}, Path({str(tmp_path / 'cache')!r}))"
     )
     environment = os.environ | {"PIP_NO_INDEX": "0", "PIP_INDEX_URL": f"http://127.0.0.1:{port}/", "PIP_FIND_LINKS": ""}
