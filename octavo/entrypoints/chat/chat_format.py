@@ -65,7 +65,7 @@ class ChatFormat:
 def detect(tokenizer: Tokenizer, config: ChatConfig, template: str | None = None) -> ChatFormat:
     """The format of ``template``, of the configured one, or of the model's own.
 
-    Raises ConfigError for a parser that there is none of.
+    Raises ConfigError for the name of a parser that does not exist.
     """
     if template is None:
         template = read_template(config.chat_template)
@@ -165,7 +165,7 @@ class ChatFormats:
     """The formats of one server: the served one, and those of templates that requests bring."""
 
     def __init__(self, tokenizer: Tokenizer, config: ChatConfig) -> None:
-        """Raises ConfigError for a parser that there is none of, and for a template that cannot be read."""
+        """Raises ConfigError for the name of a parser that does not exist, and for a template that cannot be read."""
         self.config = config
         self.default = detect(tokenizer, config)
         self._detected = lru_cache(maxsize=16)(lambda template: detect(tokenizer, config, template))

@@ -35,7 +35,8 @@ from octavo.exceptions import (
 
 logger = logging.getLogger("octavo.server")
 
-TYPES = {
+# how the access log calls a status, as OpenAI's bodies do
+STATUS_NAMES = {
     400: "BadRequestError",
     401: "AuthenticationError",
     403: "PermissionDeniedError",
@@ -67,7 +68,7 @@ def failure(status: int, message: str, param: str | None = None, *, limit: str |
     """The log gets the message of our own failures; of a refusal, whose message may quote the request, only the field
     at fault or the ``limit`` that was met.
     """
-    kind, what = TYPES.get(status, "Error"), limit or param
+    kind, what = STATUS_NAMES.get(status, "Error"), limit or param
     cause = f"{kind}: {message}" if status >= 500 else f"{kind}: {what}" if what else kind
     return Failure(status, message.encode("utf-8", "replace").decode("utf-8"), param, cause)
 

@@ -155,7 +155,7 @@ class SizeGuard:
 
 
 class DrainGuard:
-    """While ``state.draining``, whatever asks for work is refused with 503; looking and aborting are not.
+    """While ``state.draining``, requests for work are refused with 503; looking and aborting are not.
 
     All answers that begin then close their connection, so that its client opens the next one elsewhere.
     """

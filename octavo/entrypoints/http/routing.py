@@ -25,8 +25,6 @@ from octavo.exceptions import ValidationError
 
 IGNORED_FIELDS = "x-octavo-ignored-fields"
 SHOWN_NAMES, SHOWN_NAME = 20, 64  # names in the header, and characters of one
-
-
 LARGE_BODY = 64 * 1024  # bytes
 MAX_VALUES = 300_000  # arrays, objects and strings in one body: a third of a second to decode, at worst
 _VALUES = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+|[\[{]', re.DOTALL)  # a string, whole or cut off, or an opening

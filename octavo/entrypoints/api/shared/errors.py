@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from octavo.entrypoints.http.context import Dialect
-from octavo.entrypoints.http.errors import TYPES, Failure
+from octavo.entrypoints.http.errors import STATUS_NAMES, Failure
 from octavo.entrypoints.http.sse import encode_event
 
 DONE = b"data: [DONE]\n\n"
@@ -24,7 +24,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 def error_body(status: int, message: str, param: str | None = None) -> ErrorBody:
     """The body of an error with HTTP ``status``."""
-    kind = TYPES.get(status, "InternalServerError" if status >= 500 else "BadRequestError")
+    kind = STATUS_NAMES.get(status, "InternalServerError" if status >= 500 else "BadRequestError")
     return ErrorBody(ErrorDetail(message, kind, param, status))
 
 

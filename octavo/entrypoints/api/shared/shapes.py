@@ -30,7 +30,6 @@ MAX_MESSAGES = 16 * 1024
 MAX_PARTS = 1024  # content parts of one message
 MAX_PROMPTS = 1024  # prompts of one completions request
 MAX_METADATA = 16  # OpenAI's
-
 MAX_TOOLS = 1024
 MAX_CALLS = 1024  # of one message in the history
 MAX_ARGUMENTS = 1024 * 1024  # characters of one call's arguments, which are JSON once more
