@@ -1,8 +1,27 @@
-"""Fixtures shared by all tests."""
+"""Fixtures shared by all tests, and which tests follow each other in one of the worker processes (pytest-xdist)."""
 
 from __future__ import annotations
 
 import pytest
+
+# Made once, so the tests that use one of them are together, all in one process.
+SHARED = ("case_server", "case_llm", "shared_server")
+# What takes longest goes first, so that no process works on alone at the end.
+FIRST = ("invariance", "cases", "faults", "server", "engine", "property", "cli")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Group tests by the server or engine that they share, or else by file: a file's fixtures are made once, too."""
+    for item in items:
+        used = getattr(item, "fixturenames", ())
+        group = "shared" if any(name in used for name in SHARED) else item.path.as_posix()
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=_place)
+
+
+def _place(item: pytest.Item) -> int:
+    folder = item.path.parent.name
+    return FIRST.index(folder) if folder in FIRST else len(FIRST)
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import functools
 
 import httpx
 
-SECONDS = 120
+SECONDS = 280  # less than the time-out of a test
 
 get = functools.partial(httpx.get, timeout=SECONDS)
 post = functools.partial(httpx.post, timeout=SECONDS)

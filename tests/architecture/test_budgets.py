@@ -1,4 +1,4 @@
-"""Size budgets: the code stays readable by one person. Run with -s to see the largest files and functions."""
+"""Size budgets: the code stays readable by one person. Run with -n 0 -s to see the largest files and functions."""
 
 from __future__ import annotations
 
