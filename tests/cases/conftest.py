@@ -47,7 +47,7 @@ def assert_whole(server: RunningServer) -> None:
 @pytest.fixture(scope="session")
 def case_llm(smollm2_path: str) -> Iterator[LLM]:
     """The LLM of all cases. Take ``llm`` instead, which looks after it."""
-    with LLM(smollm2_path, max_model_len=MAX_MODEL_LEN, kv_cache_memory=POOL, max_num_seqs=16) as one:
+    with LLM(smollm2_path, max_model_len=MAX_MODEL_LEN, kv_cache_memory=POOL, max_num_seqs=16, threads=1) as one:
         yield one
 
 

@@ -65,6 +65,7 @@ def speculating(smollm2_path: str) -> Iterator[LLM]:
         max_model_len=MAX_MODEL_LEN,
         kv_cache_memory=POOL,
         max_num_seqs=16,
+        threads=1,
         speculative_config=SPECULATIVE,
     ) as one:
         yield one

@@ -100,7 +100,7 @@ def make_config(model: str, *, kv_tokens: int = 2048, **changes: Any) -> EngineC
         "model": {"model": model, "served_model_name": "tiny"},
         "cache": {"kv_cache_memory": (kv_tokens // 16 + 1) * bytes_per_block},
         "scheduler": {"max_num_seqs": 16, "max_num_batched_tokens": 128},
-        "backend": {"backend": "reference"},
+        "backend": {"backend": "reference", "threads": 1},
         "sampling": {},
         "queue": {},
         "supervisor": {},

@@ -6,20 +6,24 @@ import dataclasses
 
 import pytest
 
+from octavo.cli.main import main
 from octavo.engine.outputs import CompletionOutput, Logprob, RequestOutput
 from octavo.verify.comparison import difference
 from octavo.verify.ways import verify_model
 
 
-def test_smollm2_answers_alike_to_the_bit(smollm2_path: str) -> None:
-    lines: list[str] = []
-    results = verify_model(smollm2_path, report=lines.append)
-    assert all(result.equal for result in results), "\n".join(lines)
-    names = {result.name for result in results}
-    assert {"batch of 16", "chunks of 7", "chunks of 64", "preemption", "threads: 1", "threads: 2"} <= names
+def test_smollm2_answers_alike_to_the_bit(smollm2_path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the command, which says what it proved."""
+    assert main(["verify", smollm2_path]) == 0
+    printed = capsys.readouterr().out
+    assert "equal bit for bit" in printed
+    names = {line[10:].partition(": ")[0] for line in printed.splitlines() if line.startswith("equal ")}
+    assert {"batch of 16", "chunks of 7", "chunks of 64", "preemption"} <= names
     assert {f"prefix cache, {index}, {state}" for index in ("hash", "radix") for state in ("cold", "warm")} <= names
     assert {"preemption, swapped", "restart"} <= names
     assert {"speculation, alone", "speculation, together"} <= names
+    for fact in ("threads: 1: ", "threads: 2: "):
+        assert fact in printed
 
 
 @pytest.mark.parametrize("dtype", ["int8", "fp8"])

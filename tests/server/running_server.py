@@ -25,7 +25,8 @@ class RunningServer:
     """The process, its address, and what it has printed."""
 
     def __init__(self, *argv: str, module: str = "octavo.cli.main") -> None:
-        command = [sys.executable, "-m", module, "serve", *argv, "--port", "0"]
+        threads = ("--threads", "1")  # of two: the other processor runs other tests
+        command = [sys.executable, "-m", module, "serve", *threads, *argv, "--port", "0"]
         self.process = subprocess.Popen(
             command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1
         )
