@@ -13,6 +13,7 @@ from octavo.args.resolve import resolve_engine_config
 from octavo.config.choices import PREFIX_INDEXES
 from octavo.engine.llm_engine import LLMEngine
 from octavo.messages import EngineCoreRequest, SamplingParams, TokenLogprobs
+from tests.pairwise import pairwise
 
 pytest.importorskip("octavo.backends.cpu._kernels", reason="the CPU kernels are not built")
 
@@ -90,9 +91,7 @@ def alone(smollm2_path: str) -> Iterator[dict[int, Answers]]:
     engine.shutdown()
 
 
-@pytest.mark.parametrize("n", [1, 4])
-@pytest.mark.parametrize("mode", ["recompute", "swap"])
-@pytest.mark.parametrize("index", PREFIX_INDEXES)
+@pytest.mark.parametrize(("index", "mode", "n"), pairwise([*PREFIX_INDEXES], ["recompute", "swap"], [1, 4]))
 def test_cold_warm_and_after_a_restart(
     index: str, mode: str, n: int, smollm2_path: str, block_bytes: int, alone: dict[int, Answers], tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ from octavo.verify.comparison import difference
 from octavo.verify.ways import verify_model
 
 
+@pytest.mark.timeout(900)  # it is the longest of all, and machines may be slow
 def test_smollm2_answers_alike_to_the_bit(smollm2_path: str, capsys: pytest.CaptureFixture[str]) -> None:
     """By the command, which says what it proved."""
     assert main(["verify", smollm2_path]) == 0
