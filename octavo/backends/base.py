@@ -61,7 +61,7 @@ class StepInputs:
 
 @dataclass(frozen=True, slots=True)
 class SampledRows:
-    """Of N rows, in their order. W is 1 + the greatest ``num_logprobs``, 0 when nobody wants any."""
+    """Of N rows, in their order. W is 1 + the greatest ``num_logprobs``, 0 when no row wants any."""
 
     token_ids: Int32Array  # [N]; NOT_FINITE or NOTHING_ALLOWED, and then nothing else is valid
     ranks: Int32Array  # [N], 1-based rank of the token among the logits, ties in token id order; valid with logprobs

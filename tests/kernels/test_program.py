@@ -153,6 +153,21 @@ def test_hidden_rows_are_those_of_the_reference_and_leave_the_logits_alone(isa: 
     np.testing.assert_array_equal(cpu(alone, weights, sizes, isa=isa).run(inputs).rows("logits"), logits)
 
 
+def test_a_stage_takes_its_own_arguments_alone() -> None:
+    program = tiny_model()
+    native = cpu(program, tiny_weights(program), limits())._native  # type: ignore[attr-defined]
+    native.begin_rows(True)
+    place = (0, 16)
+    for kind, args, message in (
+        ("fft", {}, "no stage 'fft'"),
+        ("add", {"a": place, "b": place, "out": place}, "add lacks width"),
+        ("add", {"a": place, "b": place, "out": place, "width": 16, "eps": 0.0}, "no room for all its arguments"),
+        ("write_kv", {"layer": 2, "k": place, "v": place}, "no layer 2"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            native.add(kind, args)
+
+
 def test_outputs_that_are_not_there_are_refused() -> None:
     both, sizes = tiny_model(hidden=True), limits()
     with pytest.raises(ModelError, match="no output 'pooled', only logits, hidden"):

@@ -1,7 +1,7 @@
 """Lowering: a Program's ops -> phases of native stages on planned buffers.
 
 Row stages (each row alone) share a phase as long as nothing makes them wait for other rows; linears and attention are
-wide: a phase each. Rope and residuals work in place where nobody reads the old value again. Knows no addresses and no
+wide: a phase each. Rope and residuals work in place where no later op reads the old value. Knows no addresses and no
 packed weights.
 """
 
@@ -131,7 +131,7 @@ class _Lowering:
         return self.bind(value, View(self.new_buffer(self.capacity(value) * value.width, value.width)))
 
     def reuse_or_allocate(self, value: Value, old: Value, index: int) -> View:
-        """The place of ``old`` if nobody reads it, or a value lying over it, after node ``index``; else a new one."""
+        """The place of ``old`` if no op after op ``index`` reads it, or a value lying over it; else a new one."""
         view = self.views[old.id]
         start, end = view.column, view.column + old.width
         for other in self._values[view.buffer]:

@@ -5,7 +5,7 @@
 The key says what was packed (the files' identity, octavo's readers) and by what (these kernels, as a file): a changed
 layout is another key. What is read is checked as a whole, so a torn, foreign or altered file is packed anew. A file
 appears by a rename once it is complete. Reading costs 0.12 s of one core per GiB; a mapping would save half
-of that, but nobody would check the bytes, a truncated file would kill the process in the middle of a step, and files'
+of that, but the bytes would go unchecked, a truncated file would kill the process in the middle of a step, and files'
 pages are small ones. A cache that cannot be used costs a line in the log, never a start.
 """
 
@@ -116,10 +116,10 @@ class Slot:
         return memory
 
     def write(self, weights: Weights, directory: Directory, memory: Pieces) -> None:
-        """Keep ``memory``, made of ``weights``, which nobody may change any more.
+        """Keep ``memory``, made of ``weights``, which must not change any more.
 
         Works in the background, and keeps the process alive. Does nothing if the weights' files have changed since:
-        nobody knows then which of them were read.
+        it is not known then which of them were read.
         """
         if isinstance(weights, LazyWeights) and self._make_key(weights) == self._key:
             args = (directory, memory, weights.sources)
@@ -173,7 +173,7 @@ def _remove_partial(folder: Path) -> None:
 
 
 def _clean(folder: Path, coming: int, sources: tuple[str, ...]) -> None:
-    """Remove what nobody will read again, then the oldest, until ``coming`` more bytes are within the limit."""
+    """Remove what will not be read again, then the oldest, until ``coming`` more bytes are within the limit."""
     _remove_partial(folder)
     kept: list[tuple[float, int, Path]] = []
     for path in folder.glob("*.bin"):
