@@ -114,7 +114,7 @@ class TenantSeats:
         if self._counts is None:
             self._counts = Counter()
             for one in self._running:
-                self._counts[one.source.scheduling.tenant.name] += 1 + one.sample_group.num_unborn
+                self._counts[one.source.scheduling.tenant.name] += one.num_seats
         return self._counts[tenant.name] < tenant.max_running
 
 
@@ -149,10 +149,10 @@ class AdmissionRule(Protocol):
 
 
 class MaxNumSeqs:
-    """At most ``limit`` running requests. A place is kept for each sample that a running one will give birth to."""
+    """At most ``limit`` seats are taken; see ``Request.num_seats``."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
 
     def admits(self, request: Request, running: Sequence[Request]) -> bool:
-        return sum(1 + other.sample_group.num_unborn for other in running) < self._limit
+        return sum(other.num_seats for other in running) < self._limit

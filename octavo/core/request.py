@@ -126,6 +126,11 @@ class Request:
         return len(self.token_ids)
 
     @property
+    def num_seats(self) -> int:
+        """Sequences it will be in the batch: itself, and each sample that it has still to give birth to."""
+        return 1 + self.sample_group.num_unborn
+
+    @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
 

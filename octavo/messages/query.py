@@ -1,8 +1,8 @@
 """Queries: all that may be asked of, or told to, the engine core between two steps, and what answers each.
 
 A prefix is named by the hash of its last row of blocks. Seconds are relative: clocks differ between processes. A new
-query is a struct here (in ``AnyQuery``), the struct of its answer (in ``AnyAnswer``), and a handler in
-``octavo.core.queries``.
+query is a struct here (in ``AnyQuery``) that can merge answers, the struct of its answer (in ``AnyAnswer``), and a
+handler in ``octavo.core.queries``.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
+from octavo.exceptions import InvariantError
 from octavo.messages.fault import RequestFault
 
 Answer = TypeVar("Answer")
@@ -22,7 +23,15 @@ class Query(msgspec.Struct, Generic[Answer], frozen=True):
     """A question or an order that is answered by an ``Answer``."""
 
     def merge(self, answers: Sequence[Answer]) -> Answer:
-        """One answer out of those of several cores, at least one: the first that found something."""
+        """One answer out of those of several cores, at least one. Every query says how; this raises InvariantError."""
+        raise InvariantError(f"{type(self).__name__} does not say how the answers of several cores become one")
+
+
+class _AnyFinder(Query[Answer], frozen=True):
+    """A query that any core can answer that has what it names."""
+
+    def merge(self, answers: Sequence[Answer]) -> Answer:
+        """The first that found something."""
         return next((one for one in answers if not isinstance(one, NotFound)), answers[0])
 
 
@@ -110,7 +119,7 @@ def new_pin_id() -> str:
     return f"pin-{secrets.token_hex(8)}"
 
 
-class SetPin(Query[PinInfo | NotFound], frozen=True, tag=True):
+class SetPin(_AnyFinder[PinInfo | NotFound], frozen=True, tag=True):
     """Pin a cached prefix, or the whole blocks of a prompt, for ``ttl`` seconds.
 
     A new pin gets ``pin_id``: so it has one name in all cores that are asked.
@@ -127,7 +136,7 @@ class PinEnded(msgspec.Struct, frozen=True, tag=True):
     """Answers RemovePin."""
 
 
-class RemovePin(Query[PinEnded | NotFound], frozen=True, tag=True):
+class RemovePin(_AnyFinder[PinEnded | NotFound], frozen=True, tag=True):
     """Let a pin go."""
 
     pin_id: str

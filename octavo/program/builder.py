@@ -170,7 +170,8 @@ class ProgramBuilder:
         attrs: Mapping[str, Any] | None = None,
     ) -> tuple[Value, ...]:
         spec, weights, attrs = OPS[kind], weights or {}, attrs or {}
-        if len(inputs) != len(spec.inputs) or set(attrs) != set(spec.attrs):
+        least = len(spec.inputs) - len(spec.optional_inputs)
+        if not least <= len(inputs) <= len(spec.inputs) or set(attrs) != set(spec.attrs):
             raise ModelError(f"op {kind}: takes inputs {spec.inputs} and attrs {spec.attrs}")
         specs = {parameter: self._weights[name] for parameter, name in weights.items()}
         shapes = spec.infer(dict(zip(spec.inputs, inputs)), specs, attrs)

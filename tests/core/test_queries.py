@@ -17,6 +17,11 @@ def test_every_query_has_a_handler() -> None:
 
 
 @pytest.mark.parametrize("query", HANDLERS, ids=lambda query: query.__name__)
+def test_a_query_says_how_the_answers_of_several_cores_become_one(query: type[Query[object]]) -> None:
+    assert query.merge is not Query.merge
+
+
+@pytest.mark.parametrize("query", HANDLERS, ids=lambda query: query.__name__)
 def test_a_handler_takes_its_query_and_gives_what_can_travel(query: type[Query[object]]) -> None:
     hints = get_type_hints(resolve(HANDLERS[query]))
     assert hints["query"] is query

@@ -265,7 +265,7 @@ class CompletionAnswer:
         usage = usage_of(self.generation.counter)
         if not self.scoring_only:
             return usage
-        return Usage(usage.prompt_tokens, 0, usage.prompt_tokens, usage.prompt_tokens_details)
+        return msgspec.structs.replace(usage, completion_tokens=0, total_tokens=usage.prompt_tokens)
 
     def _metrics(self) -> RequestTimes | UnsetType | None:
         return metrics_of(self.generation, wanted=self._wants_metrics)
