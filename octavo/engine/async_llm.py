@@ -209,11 +209,11 @@ class AsyncLLM:
         """Check the request now, and return its stream; it is submitted when iteration begins.
 
         A prompt is text, token ids, or a dict with ``prompt`` or ``prompt_token_ids`` (and ``cache_salt``).
-        Raises ValidationError, OverloadedError (unless it has a ``place``), EngineDeadError, and DeadlyRequestError
-        for what the core has died of, at the call. The
-        iterator raises RequestError if a sequence fails while it runs, ValidationError if that is for something it asks
-        in vain, EngineDeadError if the core dies in the middle of the answer, and EngineRestartingError if it has not
-        come back in time. Closing or cancelling the iterator aborts the request.
+        Raises ValidationError, OverloadedError (unless it has a ``place``), EngineDeadError, and DeadlyRequestError for
+        what the core has died of, at the call. The iterator raises RequestError if a sequence fails while it runs,
+        ValidationError if that is for something it asks in vain, EngineDeadError if the core dies in the middle of the
+        answer, and EngineRestartingError if it has not come back in time. Closing or cancelling the iterator aborts the
+        request.
         ``scheduling`` and ``cache`` stand for the keywords from ``priority`` to ``wants_cache_report``, which are not
         read where they are given. ``timeout`` seconds after ``arrival_time`` (``time.monotonic()``, default: now) the
         iterator raises DeadlineError, or QueueTimeError if the request has not begun.

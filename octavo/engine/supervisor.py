@@ -5,7 +5,7 @@
     watch() kills a core that owes an answer and has been silent for ``step_timeout``; one that loads and is silent for
     so long (and for much longer than the first one was) counts as dead too
 
-Knows nothing of requests: what becomes of those that a dead core had is for ``async_llm`` to say.
+Knows nothing of requests: what becomes of those that a dead core had is for ``recovery`` to say.
 """
 
 from __future__ import annotations

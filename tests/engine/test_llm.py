@@ -127,6 +127,8 @@ def test_chat_reads_messages_as_the_server_does(llm: LLM) -> None:
         with pytest.raises(ValidationError) as caught:
             llm.chat(messages, GREEDY, **more)
         assert caught.value.parameter == parameter
+    with pytest.raises(ValidationError, match="no attribute 'role'"):
+        llm.chat([{"content": "x"}], GREEDY, chat_template="{{ 'a ' + messages[0].role }}")
 
 
 def test_one_bad_prompt_refuses_the_batch_and_leaves_the_engine_usable(llm: LLM) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from octavo.entrypoints.chat.parsers.base import Content, Reasoning, ToolCallDelta
 from octavo.entrypoints.chat.parsers.formats import reasoning_parser_for, tool_format, tool_parser_for
+from octavo.exceptions import ConfigError
 from tests.parsers.parsing import PARSERS, TOOLS, run
 
 HARD = {
@@ -180,3 +181,9 @@ def test_the_template_names_its_tool_parser(template: str, name: str | None) -> 
 )
 def test_the_template_names_its_reasoning_parser(template: str, name: str | None) -> None:
     assert reasoning_parser_for(template) == name
+
+
+def test_vllms_other_name_of_a_parser_is_known_and_told() -> None:
+    assert tool_format("qwen3_xml") is tool_format("qwen3_coder")
+    with pytest.raises(ConfigError, match=r"one of hermes, llama3_json, mistral, qwen3_coder, qwen3_xml$"):
+        tool_format("qwen3")

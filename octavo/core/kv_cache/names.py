@@ -5,7 +5,7 @@
     entry   = what is known of the one block that a key leads to
 
 The names are the only place where keys are kept. A block points back at its entry, so that no second table is needed
-when it is evicted. Everything else that follows the cache (pins, events, explanations) is an :class:`CacheObserver`.
+when it is evicted. Everything else that follows the cache (pins, events, explanations) is a :class:`CacheObserver`.
 """
 
 from __future__ import annotations

@@ -244,9 +244,10 @@ def _plain_message(index: int, message: ChatMessage, chat_format: ChatFormat) ->
     ``developer`` is ``system``. Text parts are joined by newlines unless the template takes parts. Arguments of calls
     are objects, or text where the template wants that; what is no JSON stays the text that it is.
     """
-    role = "system" if message.get("role") == "developer" else message.get("role")
     plain = {name: value for name, value in message.items() if name not in KNOWN_FIELDS}
-    plain |= {"role": role, "content": _content(index, message, chat_format)}
+    if (role := message.get("role")) is not None:  # else the template says what it lacks
+        plain["role"] = "system" if role == "developer" else role
+    plain["content"] = _content(index, message, chat_format)
     for name in ("name", "tool_call_id"):
         if (value := message.get(name)) is not None:
             plain[name] = value

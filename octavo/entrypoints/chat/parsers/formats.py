@@ -85,7 +85,8 @@ class ReasoningFormat:
 
 def tool_format(name: str) -> ToolFormat:
     """Raises ConfigError for an unknown name."""
-    found = _load("tool_call_parser", TOOL_PARSER_ALIASES.get(name, name), TOOL_PARSERS)
+    aliases = {alias: TOOL_PARSERS[known] for alias, known in TOOL_PARSER_ALIASES.items()}
+    found = _load("tool_call_parser", name, TOOL_PARSERS | aliases)
     assert isinstance(found, ToolFormat)
     return found
 
