@@ -314,7 +314,7 @@ class AsyncLLM:
                 self._abort(live)
 
     async def ask(self, query: Query[Answer]) -> Answer:
-        """Have the core handle ``query`` between two steps. Raises ValidationError or EngineDeadError."""
+        """Have all cores handle ``query`` between two steps. Raises what ``CorePool.ask`` raises."""
         self._check_alive()
         return await self._pool.ask(query)
 

@@ -18,7 +18,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import cast
 
 import msgspec
 import zmq
@@ -28,7 +27,7 @@ from octavo import exceptions
 from octavo.config import EngineConfig
 from octavo.engine.wire import Command, CoreFailure, CoreMessage, Launch, NumberedQuery, PackedRequest, frame
 from octavo.exceptions import EngineDeadError, FormatError, ModelError, OctavoError
-from octavo.messages import Answer, AnyQuery, EngineCoreOutputs, EngineCoreRequest, EngineInfo, Query, Reply
+from octavo.messages import Answer, EngineCoreOutputs, EngineCoreRequest, EngineInfo, Query, Reply
 from octavo.utils.logs import settings
 
 LAST_WORDS_SECONDS = 0.2  # after an exit, how long to wait for the message that explains it
@@ -232,13 +231,18 @@ class AsyncCoreClient:
         self._abort_ids += abort_ids
 
     async def ask(self, query: Query[Answer]) -> Answer:
-        """Have the core handle ``query`` between two steps. Raises ValidationError or EngineDeadError."""
+        """Have the core handle ``query`` between two steps. Raises ValidationError or EngineDeadError.
+
+        Raises RequestError for a query that the core does not know, and what msgpack raises for one that it cannot
+        carry; other queries are not concerned.
+        """
         if self.error is not None:
             raise self.error
+        packed = msgspec.Raw(self._encoder.encode(query))
         number = next(self._query_numbers)
         reply = self._replies[number] = self._loop.create_future()
         self._flush_soon()
-        self._queries.append(NumberedQuery(number, cast(AnyQuery, query)))
+        self._queries.append(NumberedQuery(number, packed))
         return (await reply).result(query)
 
     def expect_answer(self) -> None:

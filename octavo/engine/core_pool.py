@@ -199,7 +199,7 @@ class CorePool:
     async def ask(self, query: Query[Answer]) -> Answer:
         """Have every core handle ``query`` between two of its steps; one answer for all of them.
 
-        Raises the ValidationError or EngineDeadError of the first core if there is no answer.
+        Raises the ValidationError, RequestError or EngineDeadError of the first core if there is no answer.
         """
         asked = [core.client.ask(query) for core in self._alive()]
         if len(asked) == 1:

@@ -17,22 +17,36 @@ import signal
 import sys
 import threading
 import time
+from functools import reduce
+from operator import or_
 from typing import BinaryIO
 
 import msgspec
 import zmq
 
+from octavo.core.queries import HANDLERS
 from octavo.engine.core import EngineCore, PhaseClock
-from octavo.engine.wire import LENGTH_BYTES, Command, CoreFailure, CoreMessage, Launch, NumberedReply, PackedRequest
+from octavo.engine.wire import (
+    LENGTH_BYTES,
+    Command,
+    CoreFailure,
+    CoreMessage,
+    Launch,
+    NumberedQuery,
+    NumberedReply,
+    PackedRequest,
+)
 from octavo.exceptions import OctavoError
 from octavo.messages import (
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
     FinishReason,
+    Reply,
     RequestFault,
     SchedulerStats,
 )
+from octavo.messages.fault import one_line
 from octavo.utils.logs import set_up
 
 logger = logging.getLogger(__name__)
@@ -80,6 +94,7 @@ class CoreProcess:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Command)
         self._request_decoder = msgspec.msgpack.Decoder(EngineCoreRequest)
+        self._query_decoder = msgspec.msgpack.Decoder(reduce(or_, HANDLERS))  # of the union of all queries
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._commands = context.socket(zmq.PULL)
         self._messages = context.socket(zmq.PUSH)
@@ -142,7 +157,7 @@ class CoreProcess:
             if command.abort_ids:
                 core.abort(command.abort_ids)
             for one in command.queries:
-                self.send(CoreMessage(reply=NumberedReply(one.number, core.ask(one.query))))
+                self.send(CoreMessage(reply=NumberedReply(one.number, self._reply(core, one))))
 
     def _add(self, core: EngineCore, request: PackedRequest) -> None:
         try:
@@ -151,6 +166,13 @@ class CoreProcess:
             core.refuse(request.request_ids, RequestFault.of(error, "reading it"))
         else:
             core.add_request(unpacked)
+
+    def _reply(self, core: EngineCore, query: NumberedQuery) -> Reply:
+        try:
+            unpacked = self._query_decoder.decode(query.packed)
+        except Exception as error:
+            return Reply(fault=RequestFault(f"the engine core cannot read this query: {one_line(error)}"))
+        return core.ask(unpacked)
 
 
 def load_core(launch: Launch, process: CoreProcess, started: float) -> EngineCore:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from octavo.config import EngineConfig
-from octavo.messages import AnyQuery, EngineCoreOutputs, EngineInfo, Reply
+from octavo.messages import EngineCoreOutputs, EngineInfo, Reply
 
 LENGTH_BYTES = 8
 
@@ -45,10 +45,10 @@ class PackedRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class NumberedQuery(msgspec.Struct, frozen=True, array_like=True):
-    """A query, and the number under which its reply comes."""
+    """A query, packed by itself as a request is, and the number under which its reply comes."""
 
     number: int
-    query: AnyQuery
+    packed: msgspec.Raw  # a Query
 
 
 class NumberedReply(msgspec.Struct, frozen=True, array_like=True):

@@ -23,7 +23,6 @@ from octavo.messages.kv_transfer import KVMove, KVTierInfo, KVTierReport, KVTier
 from octavo.messages.memory import MemoryPlan
 from octavo.messages.query import (
     Answer,
-    AnyQuery,
     BlockPicture,
     BlocksEvicted,
     BlocksRestored,
@@ -63,7 +62,6 @@ __all__ = [
     "FULL",
     "AllBlocksCleared",
     "Answer",
-    "AnyQuery",
     "BeamSearch",
     "BeamSearchParams",
     "BlockPicture",

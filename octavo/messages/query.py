@@ -1,8 +1,8 @@
 """Queries: all that may be asked of, or told to, the engine core between two steps, and what answers each.
 
 A prefix is named by the hash of its last row of blocks. Seconds are relative: clocks differ between processes. A new
-query is a struct here (in ``AnyQuery``) that can merge answers, the struct of its answer (in ``AnyAnswer``), and a
-handler in ``octavo.core.queries``.
+query is a struct here that can merge answers, the struct of its answer (in ``AnyAnswer``), and a handler in
+``octavo.core.queries``.
 """
 
 from __future__ import annotations
@@ -237,7 +237,6 @@ class PoolPicture(Query[PoolState], frozen=True, tag=True):
         )
 
 
-AnyQuery = ListPrefixes | SetPin | RemovePin | EvictPrefixes | ResetCache | SavePrefixes | RestorePrefix | PoolPicture
 AnyAnswer = (
     NotFound | PrefixList | PinInfo | PinEnded | BlocksEvicted | CacheCleared | BlocksSaved | BlocksRestored | PoolState
 )

@@ -22,7 +22,18 @@ from octavo.engine.async_llm import AsyncLLM
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.outputs import RequestOutput
 from octavo.exceptions import ConfigError, DeadlineError, EngineDeadError, ModelError, RequestError, ValidationError
-from octavo.messages import CacheMiss, CacheOptions, CachePin, ListPrefixes, RequestOutputKind, SamplingParams, SetPin
+from octavo.messages import (
+    CacheMiss,
+    CacheOptions,
+    CachePin,
+    ListPrefixes,
+    NotFound,
+    PrefixList,
+    Query,
+    RequestOutputKind,
+    SamplingParams,
+    SetPin,
+)
 
 from .tiny_llama import make_config
 
@@ -326,6 +337,36 @@ async def test_a_core_that_fails_says_why(tiny_model: str) -> None:
     with pytest.raises(EngineDeadError, match="Expected `object`"):
         await tiny_async.check_health()
     await tiny_async.shutdown()
+
+
+class Unknown(Query[NotFound], frozen=True, tag=True):
+    """No core has a handler for it."""
+
+
+async def test_a_query_that_the_core_cannot_read_fails_alone(tiny_async: AsyncLLM) -> None:
+    """Its caller is told; those that travel with it are answered, and the request that runs goes on."""
+    expected = await read(tiny_async, [1, 2], params(LONG))
+    running = asyncio.create_task(read(tiny_async, [1, 2], params(LONG)))
+    while not tiny_async.num_running:
+        await asyncio.sleep(0.001)
+    queries = [
+        ListPrefixes(1),
+        Unknown(),
+        ListPrefixes(True),  # a bool is no int to the reader
+        SetPin(1.0, prompt_token_ids=[1], cache_salt="\ud800"),
+        ListPrefixes(1),
+    ]
+    first, unknown, wrong, unsendable, last = await asyncio.gather(
+        *map(tiny_async.ask, queries), return_exceptions=True
+    )
+    assert isinstance(first, PrefixList)
+    assert isinstance(last, PrefixList)
+    assert isinstance(unknown, RequestError)
+    assert re.search("cannot read this query: Invalid value 'Unknown'", str(unknown))
+    assert isinstance(wrong, RequestError)
+    assert re.search("cannot read this query: Expected `int`, got `bool`", str(wrong))
+    assert isinstance(unsendable, UnicodeEncodeError)
+    assert await running == expected
 
 
 async def test_a_query_to_a_core_that_dies_is_answered(tiny_model: str) -> None:

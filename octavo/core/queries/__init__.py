@@ -33,7 +33,7 @@ from octavo.messages import (
 )
 from octavo.utils.registry import resolve
 
-HANDLERS: dict[type[Query[Any]], str] = {
+HANDLERS: dict[type[Query[Any]], str] = {  # all queries that the core knows
     EvictPrefixes: "octavo.core.queries.evict_prefixes:answer",
     ListPrefixes: "octavo.core.queries.list_prefixes:answer",
     PoolPicture: "octavo.core.queries.pool_picture:answer",
