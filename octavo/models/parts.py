@@ -250,12 +250,38 @@ _ROPE_TYPES = {
 
 def attention(b: ProgramBuilder, x: Value, c: DecoderConfig, layer: int, *, qkv_bias: bool, o_bias: bool) -> Value:
     """Grouped-query self-attention with rotary embedding. x [T, hidden] -> [T, hidden]."""
-    qkv = b.linear(x, f"layers.{layer}.qkv", c.q_size + 2 * c.kv_size, bias=qkv_bias)
-    q, k, v = b.split(qkv, c.q_size, c.kv_size, c.kv_size)
-    q, k = b.rope(q, k, b.positions, c.rope)
-    heads = {"num_heads": c.num_heads, "num_kv_heads": c.num_kv_heads}
-    a = b.attention(q, k, v, layer=layer, **heads, window=c.window_of(layer))
+    q, k, v = _qkv(b, x, c, layer, bias=qkv_bias)
+    a = _attend(b, q, k, v, c, layer, c.rope, None)
     return b.linear(a, f"layers.{layer}.o", c.hidden_size, bias=o_bias)
+
+
+def qk_normed_attention(
+    b: ProgramBuilder, x: Value, c: DecoderConfig, layer: int, *, rope: Rope, scale: float | None = None
+) -> Value:
+    """The same without biases, queries and keys normed head by head before ``rope``. x [T, hidden] -> [T, hidden].
+
+    ``scale`` multiplies q . k and defaults to head_dim ** -0.5.
+    """
+    q, k, v = _qkv(b, x, c, layer)
+    q = b.rms_norm(q, f"layers.{layer}.q_norm", c.rms_norm_eps, groups=c.num_heads)
+    k = b.rms_norm(k, f"layers.{layer}.k_norm", c.rms_norm_eps, groups=c.num_kv_heads)
+    a = _attend(b, q, k, v, c, layer, rope, scale)
+    return b.linear(a, f"layers.{layer}.o", c.hidden_size)
+
+
+def _qkv(b: ProgramBuilder, x: Value, c: DecoderConfig, layer: int, *, bias: bool = False) -> tuple[Value, ...]:
+    """Queries [T, q_size], keys and values [T, kv_size] of ``layer``."""
+    qkv = b.linear(x, f"layers.{layer}.qkv", c.q_size + 2 * c.kv_size, bias=bias)
+    return b.split(qkv, c.q_size, c.kv_size, c.kv_size)
+
+
+def _attend(
+    b: ProgramBuilder, q: Value, k: Value, v: Value, c: DecoderConfig, layer: int, rope: Rope, scale: float | None
+) -> Value:
+    """Attention over the cache of ``layer`` after ``rope``. -> [T, q_size]."""
+    q, k = b.rope(q, k, b.positions, rope)
+    heads, kv_heads, window = c.num_heads, c.num_kv_heads, c.window_of(layer)
+    return b.attention(q, k, v, layer=layer, num_heads=heads, num_kv_heads=kv_heads, scale=scale, window=window)
 
 
 def swiglu(b: ProgramBuilder, x: Value, c: DecoderConfig, layer: int, *, bias: bool = False) -> Value:

@@ -14,6 +14,7 @@ from octavo.models.parts import (
     builder,
     decoder_fields,
     finish,
+    qk_normed_attention,
     read,
     read_full_layers,
     read_positive,
@@ -21,7 +22,7 @@ from octavo.models.parts import (
     read_size,
     read_window,
 )
-from octavo.program import Program, ProgramBuilder, Rope, Value
+from octavo.program import Program, Rope
 
 _DEFAULTS = {  # transformers' own, for what config.json may leave out
     "head_dim": 256,
@@ -70,25 +71,15 @@ def build(c: Gemma3Config) -> Program:
     x = b.embed(b.token_ids, "embed_tokens", c.hidden_size, scale=c.hidden_size**0.5)  # [T, hidden]
     for layer in range(c.num_layers):
         name, eps = f"layers.{layer}", c.rms_norm_eps
-        a = _attention(b, b.rms_norm(x, f"{name}.input_norm", eps), c, layer)
+        rope = c.rope if layer in c.full_layers else c.local_rope
+        h = b.rms_norm(x, f"{name}.input_norm", eps)
+        a = qk_normed_attention(b, h, c, layer, rope=rope, scale=c.scale)
         x = b.add(x, b.rms_norm(a, f"{name}.post_attention_norm", eps))
         h = b.rms_norm(x, f"{name}.pre_mlp_norm", eps)
         gate_up = b.linear(h, f"{name}.gate_up", 2 * c.intermediate_size)
         h = b.linear(b.gelu_mul(gate_up), f"{name}.down", c.hidden_size)
         x = b.add(x, b.rms_norm(h, f"{name}.post_mlp_norm", eps))
     return finish(b, x, c)
-
-
-def _attention(b: ProgramBuilder, x: Value, c: Gemma3Config, layer: int) -> Value:
-    """Grouped-query attention whose queries and keys are normed head by head. x [T, hidden] -> [T, hidden]."""
-    qkv = b.linear(x, f"layers.{layer}.qkv", c.q_size + 2 * c.kv_size)
-    q, k, v = b.split(qkv, c.q_size, c.kv_size, c.kv_size)
-    q = b.rms_norm(q, f"layers.{layer}.q_norm", c.rms_norm_eps, groups=c.num_heads)
-    k = b.rms_norm(k, f"layers.{layer}.k_norm", c.rms_norm_eps, groups=c.num_kv_heads)
-    q, k = b.rope(q, k, b.positions, c.rope if layer in c.full_layers else c.local_rope)
-    heads = {"num_heads": c.num_heads, "num_kv_heads": c.num_kv_heads}
-    a = b.attention(q, k, v, layer=layer, **heads, scale=c.scale, window=c.window_of(layer))
-    return b.linear(a, f"layers.{layer}.o", c.hidden_size)
 
 
 _NORMS = {
