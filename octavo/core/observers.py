@@ -113,4 +113,4 @@ class MissReports(Observer):
     def admitted(self, request: Request, found: Prefix | None) -> None:
         if request.source.cache.wants_report:
             num_found = None if found is None else found.num_tokens
-            request.note_cache(miss=self._misses.explain(request, num_found))
+            request.note(cache_miss=self._misses.explain(request, num_found))

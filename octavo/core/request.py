@@ -25,12 +25,11 @@ from octavo.core.drafts import Drafts
 from octavo.core.kv_cache.hashing import Extra, hash_block
 from octavo.core.repetition import repetition_detector
 from octavo.messages import (
-    CacheUse,
     EngineCoreOutput,
     EngineCoreRequest,
     FinishReason,
     ModelRunnerOutput,
-    QueueTimes,
+    RequestFacts,
     RequestFault,
     TokenLogprobs,
 )
@@ -67,25 +66,22 @@ class Request:
         "_packed",
         "_repetition",
         "_stop_token_ids",
-        "_told_first",
+        "_told_facts",
         "block_hashes",
-        "cache_use",
         "drafts",
         "epoch",
+        "facts",
         "limit",
         "num_computed_tokens",
         "num_confirmed_tokens",
         "num_drafts",
         "num_placeholders",
-        "num_preemptions",
         "num_prompt_logprobs",
         "num_prompt_tokens",
         "number",
-        "queued_time",
         "request_id",
         "sample_group",
         "sampling_params",
-        "scheduled_time",
         "source",
         "status",
         "token_ids",
@@ -108,14 +104,11 @@ class Request:
         self.num_placeholders = 0
         self.drafts = Drafts()
         self.num_drafts = 0  # tried by the step in flight
-        self.num_preemptions = 0
         self.num_prompt_logprobs = 0  # scored positions of the prompt already sent to the front end
-        self.cache_use = CacheUse()  # tokens: as the first step that came back found them; miss: at the first admission
+        self.facts = RequestFacts(queued_time=queued_time)  # cached tokens: as the first step that came back found them
         self.block_hashes: list[bytes] = []  # of the full blocks of token_ids, as far as they were asked for
-        self.queued_time = queued_time
-        self.scheduled_time: float | None = None
         self._packed = bytearray()
-        self._told_first = False
+        self._told_facts: RequestFacts | None = None  # those that the front end has
         self._is_counted = False
         self._repetition = repetition_detector(self.sampling_params.repetition_detection)
         self._eos_token_ids = source.output.eos_token_ids
@@ -225,17 +218,17 @@ class Request:
 
     def start(self, num_cached_tokens: int, now: float, *, num_external: int = 0) -> None:
         """Enter the running set with ``num_cached_tokens`` in its blocks, the last ``num_external`` by this step."""
-        if self.scheduled_time is None:
-            self.scheduled_time = now
+        if self.facts.scheduled_time is None:
+            self.note(scheduled_time=now)
         if not self._is_counted:
-            self.note_cache(num_cached_tokens=num_cached_tokens, num_external_tokens=num_external)
+            self.note(num_cached_tokens=num_cached_tokens, num_external_tokens=num_external)
         self.status = RequestStatus.RUNNING
         self.num_computed_tokens = num_cached_tokens
         self.num_confirmed_tokens = num_cached_tokens - num_external
 
-    def note_cache(self, **facts: Any) -> None:
-        """``facts``, fields of CacheUse, are known now."""
-        self.cache_use = msgspec.structs.replace(self.cache_use, **facts)
+    def note(self, **facts: Any) -> None:
+        """``facts``, fields of RequestFacts, are known now. The next output tells them."""
+        self.facts = msgspec.structs.replace(self.facts, **facts)
 
     def confirm(self, num_tokens: int) -> None:
         """A step came back: the first ``num_tokens`` are in the blocks."""
@@ -243,14 +236,12 @@ class Request:
         self._is_counted = True
 
     def fork(self, source: EngineCoreRequest, sample_group: SampleGroup, *, limit: int) -> Request:
-        """A request that goes on from all known tokens of this one, without blocks, its times told as its own."""
-        child = Request(source, sample_group, limit=limit, queued_time=self.queued_time)
+        """A request that goes on from all known tokens of this one, without blocks, its facts told as its own."""
+        child = Request(source, sample_group, limit=limit, queued_time=0.0)
         child.token_ids = list(self.token_ids)
         child.num_prompt_tokens = self.num_prompt_tokens
         child.block_hashes = list(self.block_hashes)
-        child.scheduled_time = self.scheduled_time
-        child.cache_use = self.cache_use
-        child.num_preemptions = self.num_preemptions
+        child.facts = self.facts
         child._is_counted = True
         return child
 
@@ -266,7 +257,7 @@ class Request:
     def preempt(self) -> None:
         """Leave the running set; steps in flight no longer count."""
         self.status = RequestStatus.PREEMPTED
-        self.num_preemptions += 1
+        self.note(num_preemptions=self.facts.num_preemptions + 1)
         self._leave()
 
     def finish(self) -> None:
@@ -333,8 +324,9 @@ class Request:
         stop_reason: int | str | None = None,
         error: RequestFault | None = None,
     ) -> EngineCoreOutput:
-        """The message to the front end; the first one tells the times of queueing, and what caches did."""
-        first, self._told_first = not self._told_first, True
+        """The message to the front end; it tells the facts, unless they are the ones told last."""
+        facts = None if self.facts is self._told_facts else self.facts
+        self._told_facts = self.facts
         return EngineCoreOutput(
             request_id=self.request_id,
             new_token_ids=new_token_ids,
@@ -343,7 +335,5 @@ class Request:
             finish_reason=finish_reason,
             stop_reason=stop_reason,
             error=error,
-            cache_use=self.cache_use if first else None,
-            times=QueueTimes(self.queued_time, self.scheduled_time) if first else None,
-            num_preemptions=self.num_preemptions,
+            facts=facts,
         )

@@ -43,7 +43,7 @@ class RequestBook:
 
     def start(self, request: Request, prefix: Prefix, now: float) -> None:
         """``request`` runs; ``prefix`` is in its block table."""
-        is_first = request.scheduled_time is None
+        is_first = request.facts.scheduled_time is None
         self._policy.remove(request)
         self.running.append(request)
         request.start(prefix.num_tokens, now, num_external=prefix.num_external)

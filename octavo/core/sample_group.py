@@ -204,7 +204,7 @@ class Beams:
         return child
 
     def _results(self, last: Request) -> list[EngineCoreOutput]:
-        """``last``: a beam that knows the times of the search."""
+        """``last``: a beam that knows the facts of the search."""
         if len(self._search.finished) < len(self.owed):
             message = f"beam_width = {self._width}: the vocabulary has too few tokens for so many beams"
             raise ValidationError(message, parameter="beam_width")
@@ -217,7 +217,7 @@ class Beams:
                 finish_reason=FinishReason.STOP if ended else FinishReason.LENGTH,
                 stop_reason=stop if ended else None,
             )
-            outputs.append(msgspec.structs.replace(told, request_id=request_id, cache_use=last.cache_use))
+            outputs.append(msgspec.structs.replace(told, request_id=request_id, facts=last.facts))
         return outputs
 
     def end(self, request_id: str, request: Request | None) -> tuple[Sequence[Request], Sequence[str]]:

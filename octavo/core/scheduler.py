@@ -130,7 +130,7 @@ class Scheduler:
             waiting = self._policy.peek(self._deferral.is_ready)
             if waiting is None or (urgently and not self._policy.goes_first(waiting, self._running)):
                 break
-            if waiting.scheduled_time is None and waiting.is_late(self._clock()):
+            if waiting.facts.scheduled_time is None and waiting.is_late(self._clock()):
                 self._failed += self._book.end(waiting.request_id, FinishReason.ABORT)
                 continue
             try:

@@ -21,7 +21,7 @@ from octavo.engine.detokenizer import IncrementalDetokenizer
 from octavo.engine.output_collector import OutputCollector
 from octavo.engine.outputs import CompletionOutput, FlatLogprobs, Logprob, PromptLogprobs, RequestMetrics, RequestOutput
 from octavo.engine.waiting_room import Place
-from octavo.messages import CacheUse, EngineCoreRequest, RequestFault, RequestOutputKind, SamplingParams
+from octavo.messages import EngineCoreRequest, RequestFault, RequestOutputKind, SamplingParams
 from octavo.tokenizer.base import Tokenizer
 from octavo.utils.logs import current_request_id
 
@@ -36,7 +36,6 @@ class Sample:
 
     __slots__ = (
         "begun",
-        "cache_use",
         "cumulative_logprob",
         "detokenizer",
         "ended",
@@ -68,7 +67,6 @@ class Sample:
         self.token_ids: list[int] = []
         self.logprobs = _new_logprobs(params) if params.wants_logprobs else None
         self.cumulative_logprob = 0.0
-        self.cache_use = CacheUse()
         self.begun = False  # an output has been emitted
         self.num_unsent = 0  # tokens since the last output, and
         self.unsent: list[str] = []  # with DELTA, the text shown since
@@ -156,11 +154,7 @@ class LiveRequest:
         return self.place is not None and self.place.waits
 
     def emit(
-        self,
-        completion: CompletionOutput,
-        metrics: RequestMetrics,
-        cache_use: CacheUse,
-        prompt_logprobs: PromptLogprobs | None,
+        self, completion: CompletionOutput, metrics: RequestMetrics, prompt_logprobs: PromptLogprobs | None
     ) -> None:
         """Add one sample's news; hand on what the caller asked to hear."""
         if completion.finished:
@@ -183,7 +177,6 @@ class LiveRequest:
                 finished=self.finished,
                 prompt_logprobs=prompt_logprobs,
                 metrics=metrics,
-                cache_use=cache_use,
             )
         )
 

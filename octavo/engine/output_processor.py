@@ -152,7 +152,7 @@ class OutputProcessor:
         index = sample.request.sample_index
         error = FinishReason.ERROR.value
         bare = CompletionOutput(index, "", [], finish_reason=error, stop_reason=reason, fault=fault)
-        sample.live.emit(bare, sample.metrics, sample.cache_use, None)
+        sample.live.emit(bare, sample.metrics, None)
         iteration.finished.append(_finished(sample, FinishReason.ERROR, self._clock()))
 
     def _completion(self, sample: Sample, reason: str | None, stop_reason: int | str | None) -> CompletionOutput:
@@ -178,7 +178,7 @@ class OutputProcessor:
             prompt_logprobs = None
         sample.begun, sample.num_unsent = True, 0
         sample.unsent.clear()
-        sample.live.emit(completion, sample.metrics, sample.cache_use, prompt_logprobs)
+        sample.live.emit(completion, sample.metrics, prompt_logprobs)
 
     # ---- logprobs and times
 
@@ -208,11 +208,8 @@ class OutputProcessor:
     @staticmethod
     def _note_times(sample: Sample, output: EngineCoreOutput, now: float, iteration: IterationStats) -> None:
         metrics = sample.metrics
-        if output.times is not None:
-            metrics.queued_time, metrics.scheduled_time = output.times.queued, output.times.scheduled
-        if output.cache_use is not None:
-            sample.cache_use = output.cache_use
-        metrics.num_preemptions = max(metrics.num_preemptions, output.num_preemptions)
+        if output.facts is not None:
+            metrics.facts = output.facts
         if not output.new_token_ids:
             return
         iteration.num_generation_tokens += len(output.new_token_ids)
@@ -223,8 +220,8 @@ class OutputProcessor:
             metrics.first_token_time = now
             if sample.request.sample_index == 0:  # the prompt of all samples is computed once
                 iteration.num_prompt_tokens += len(sample.request.prompt_token_ids)
-                iteration.num_cached_tokens += sample.cache_use.num_cached_tokens
-                iteration.num_external_tokens += sample.cache_use.num_external_tokens
+                iteration.num_cached_tokens += metrics.facts.num_cached_tokens
+                iteration.num_external_tokens += metrics.facts.num_external_tokens
             iteration.first_token_seconds.append(now - metrics.arrival_time)
         else:
             iteration.inter_token_seconds.append(now - metrics.last_token_time)
@@ -248,7 +245,7 @@ def _finished(sample: Sample, reason: FinishReason, now: float) -> FinishedReque
     live.longest_sample = max(live.longest_sample, num_tokens)
     num_prompt_tokens = len(sample.request.prompt_token_ids)
     prefilled = metrics.first_token_time is not None
-    num_computed = 0 if sample.request.sample_index > 0 else num_prompt_tokens - sample.cache_use.num_cached_tokens
+    num_computed = 0 if sample.request.sample_index > 0 else num_prompt_tokens - metrics.facts.num_cached_tokens
 
     def between(start: float | None, end: float | None) -> float | None:
         return None if start is None or end is None else end - start

@@ -8,7 +8,7 @@ from typing import overload
 
 import msgspec
 
-from octavo.messages import CacheMiss, CacheUse, RequestFault
+from octavo.messages import CacheMiss, RequestFacts, RequestFault
 
 
 class Logprob(msgspec.Struct, gc=False):
@@ -76,14 +76,28 @@ PromptLogprobs = list[dict[int, Logprob] | None] | FlatLogprobs
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """Life of one request on the ``time.monotonic()`` clock, in seconds; None: not reached."""
+    """Life of one sequence: ``facts`` as the core tells them, and what the front end saw of it.
+
+    Times are on the ``time.monotonic()`` clock, in seconds; None: not reached.
+    """
 
     arrival_time: float
-    queued_time: float | None = None
-    scheduled_time: float | None = None
     first_token_time: float | None = None
     last_token_time: float | None = None
-    num_preemptions: int = 0
+    facts: RequestFacts = RequestFacts()
+
+    @property
+    def queued_time(self) -> float | None:
+        return self.facts.queued_time
+
+    @property
+    def scheduled_time(self) -> float | None:
+        """When it was scheduled for the first time."""
+        return self.facts.scheduled_time
+
+    @property
+    def num_preemptions(self) -> int:
+        return self.facts.num_preemptions
 
 
 @dataclass(slots=True)
@@ -126,19 +140,23 @@ class RequestOutput:
     finished: bool = False
     prompt_logprobs: PromptLogprobs | None = None
     metrics: RequestMetrics | None = None
-    cache_use: CacheUse = CacheUse()
+
+    @property
+    def facts(self) -> RequestFacts:
+        """What the core told of the sample with the latest news."""
+        return RequestFacts() if self.metrics is None else self.metrics.facts
 
     @property
     def num_cached_tokens(self) -> int:
         """Tokens of the prompt that came from a cache."""
-        return self.cache_use.num_cached_tokens
+        return self.facts.num_cached_tokens
 
     @property
     def num_pinned_tokens(self) -> int:
         """Tokens of the prompt up to which its pins could be set."""
-        return self.cache_use.num_pinned_tokens
+        return self.facts.num_pinned_tokens
 
     @property
     def cache_miss(self) -> CacheMiss | None:
         """Why no more of the prompt was found, if the request asked for that."""
-        return self.cache_use.miss
+        return self.facts.cache_miss

@@ -6,13 +6,12 @@ Plain Python values only (no numpy, no torch), so that each message can cross a 
 from octavo.messages.beam_search import BeamSearchParams
 from octavo.messages.cache import CacheMiss, CachePin
 from octavo.messages.engine import (
-    CacheUse,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
     EngineInfo,
     FinishReason,
-    QueueTimes,
+    RequestFacts,
     SchedulerStats,
     TokenLogprobs,
 )
@@ -75,7 +74,6 @@ __all__ = [
     "CacheMiss",
     "CacheOptions",
     "CachePin",
-    "CacheUse",
     "CachedRequestData",
     "EngineCoreOutput",
     "EngineCoreOutputs",
@@ -105,10 +103,10 @@ __all__ = [
     "PrefixInfo",
     "PrefixList",
     "Query",
-    "QueueTimes",
     "RemovePin",
     "RepetitionDetectionParams",
     "Reply",
+    "RequestFacts",
     "RequestFault",
     "RequestOutputKind",
     "ResetCache",

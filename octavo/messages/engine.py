@@ -77,20 +77,19 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     ranks: list[int]
 
 
-class CacheUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What caches did for one request's prompt."""
+class RequestFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the engine core knows of one sequence beside its tokens. It travels whole from the core to the API.
 
-    num_cached_tokens: int = 0  # taken from a cache;
+    Times are monotonic seconds; None: not reached.
+    """
+
+    queued_time: float | None = None
+    scheduled_time: float | None = None  # for the first time
+    num_preemptions: int = 0
+    num_cached_tokens: int = 0  # of the prompt, taken from a cache;
     num_external_tokens: int = 0  # of these, from a tier behind the block pool
-    num_pinned_tokens: int = 0  # up to which its pins could be set
-    miss: CacheMiss | None = None  # why no more was found, of a request that asked
-
-
-class QueueTimes(msgspec.Struct, frozen=True, array_like=True):
-    """When one request was queued and first scheduled, in monotonic seconds; None: never."""
-
-    queued: float
-    scheduled: float | None
+    num_pinned_tokens: int = 0  # of the prompt, up to which its pins could be set
+    cache_miss: CacheMiss | None = None  # why no more of the prompt was found, of a request that asked
 
 
 class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -103,9 +102,7 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the stop token id that matched, or what repetition is called; None for EOS
     error: RequestFault | None = None  # set with finish_reason ERROR
-    cache_use: CacheUse | None = None  # on the first output of a request
-    times: QueueTimes | None = None  # likewise
-    num_preemptions: int = 0
+    facts: RequestFacts | None = None  # on the first output of a sequence, and on the next one after they changed
 
 
 class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -29,7 +29,7 @@ def test_the_victim_leaves_the_plan_and_its_budget_comes_back(depth: int) -> Non
         assert list(plan.num_scheduled_tokens) == ["B"]  # A's token was planned before, and is gone
     loop.run()
     loop.check_results()
-    assert loop.received["A"].outputs[-1].num_preemptions == len(preempting)
+    assert loop.received["A"].facts.num_preemptions == len(preempting)
 
 
 def test_a_newcomer_leaves_the_blocks_that_a_more_urgent_one_needs_next() -> None:
@@ -45,7 +45,7 @@ def test_a_newcomer_leaves_the_blocks_that_a_more_urgent_one_needs_next() -> Non
     assert plan.num_scheduled_tokens == {"X": 1, "Y": 1}
     loop.run()
     loop.check_results()
-    assert sum(received.outputs[-1].num_preemptions for received in loop.received.values()) == 0
+    assert sum(received.facts.num_preemptions for received in loop.received.values()) == 0
 
 
 def test_outputs_on_a_real_model_are_those_of_uncontended_runs(smollm2_path: str) -> None:

@@ -25,7 +25,6 @@ from octavo.kv_transfer.chain import TierChain
 from octavo.messages import (
     CacheOptions,
     CachePin,
-    CacheUse,
     EngineCoreOutput,
     EngineCoreRequest,
     FinishReason,
@@ -33,6 +32,7 @@ from octavo.messages import (
     ModelRunnerOutput,
     NewRequestData,
     OutputOptions,
+    RequestFacts,
     RequestFault,
     SamplingParams,
     SchedulerOutput,
@@ -408,10 +408,9 @@ class Received:
     finish_reason: FinishReason | None = None
 
     @property
-    def cache_use(self) -> CacheUse:
-        """It is told once."""
-        (use,) = (output.cache_use for output in self.outputs if output.cache_use is not None)
-        return use
+    def facts(self) -> RequestFacts:
+        """Those told last."""
+        return next((output.facts for output in reversed(self.outputs) if output.facts is not None), RequestFacts())
 
 
 class Loop:
@@ -563,8 +562,9 @@ class Loop:
         for output in outputs:
             received = self.received[output.request_id]
             assert received.finish_reason is None, f"{output.request_id} speaks after its end"
-            use = output.cache_use
-            assert use is None or use.num_cached_tokens < len(self.requests[output.request_id].prompt_token_ids)
+            if (facts := output.facts) is not None:
+                assert facts != received.facts, f"{output.request_id} tells the same twice"
+                assert facts.num_cached_tokens < len(self.requests[output.request_id].prompt_token_ids)
             received.outputs.append(output)
             received.tokens += output.new_token_ids
             received.prompt_logprobs += output.new_prompt_logprobs or []

@@ -31,4 +31,4 @@ class SortedByPriority(ByPriority):
 
 
 def _rank(request: Request) -> tuple[int, float, int]:
-    return request.source.scheduling.priority, request.queued_time, request.number
+    return request.source.scheduling.priority, request.facts.queued_time, request.number

@@ -60,7 +60,7 @@ def run(loop: Loop, name: str, prompt: list[int], **more: object) -> int:
     """Run one request alone; the number of its tokens that came from the cache."""
     loop.add(make_request(name, prompt, max_tokens=2, **more))  # type: ignore[arg-type]
     loop.run()
-    return loop.received[name].cache_use.num_cached_tokens
+    return loop.received[name].facts.num_cached_tokens
 
 
 def ask(loop: Loop, query: Query[Answer]) -> Answer:
@@ -193,7 +193,7 @@ def test_the_quota_is_named(make_loop: Callable[..., Loop]) -> None:
 def test_requests_pin_within_the_quota_of_their_tenant(make_loop: Callable[..., Loop], clock: Clock) -> None:
     loop = make_loop(num_blocks=41, share=0.2)  # 8 blocks, 4 for one tenant
     run(loop, "a", list(range(20)), pins=[CachePin(8, 300.0), CachePin(20, 3600.0)])
-    assert loop.received["a"].cache_use.num_pinned_tokens == 8, "the longer one is over the tenant's quota"
+    assert loop.received["a"].facts.num_pinned_tokens == 8, "the longer one is over the tenant's quota"
     (one,) = ask(loop, ListPrefixes(1)).pins
     assert (one.num_tokens, one.num_held, one.tenant, one.expires_in) == (8, 2, "", 300.0)
     clock.now += 200
@@ -205,7 +205,7 @@ def test_requests_pin_within_the_quota_of_their_tenant(make_loop: Callable[..., 
     clock.now += 1
     assert ask(loop, ListPrefixes(1)).pins == []
     assert run(loop, "c", [1, 2, 3], pins=[CachePin(3, 300.0)]) == 0
-    assert loop.received["c"].cache_use.num_pinned_tokens == 0
+    assert loop.received["c"].facts.num_pinned_tokens == 0
 
 
 def test_two_pins_of_a_tenant_that_hold_nothing_expire(make_loop: Callable[..., Loop], clock: Clock) -> None:
@@ -285,7 +285,7 @@ def test_pins_keep_what_windows_see(make_loop: Callable[..., Loop], windows: tup
 
 def why(loop: Loop, name: str, prompt: list[int], **more: object) -> tuple[str, int, int]:
     run(loop, name, prompt, report=True, **more)
-    miss = loop.received[name].cache_use.miss
+    miss = loop.received[name].facts.cache_miss
     assert miss is not None
     return miss.kind, miss.num_found, miss.position
 
@@ -302,7 +302,7 @@ def test_why_a_prompt_missed(make_loop: Callable[..., Loop]) -> None:
     assert why(loop, "g", [1, 2, 3]) == ("complete", 0, 0), "less than a block"
     assert why(loop, "h", long, prompt_logprobs=0) == ("off", 0, 0)
     run(loop, "i", long)
-    assert loop.received["i"].cache_use.miss is None, "nobody asked"
+    assert loop.received["i"].facts.cache_miss is None, "nobody asked"
 
 
 def test_a_report_tells_nothing_of_others(make_loop: Callable[..., Loop]) -> None:

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from octavo.config import SchedulerConfig
 from octavo.core.factory import make_scheduler
+from octavo.core.request import Request
+from octavo.core.sample_group import SOLO, Samples
 from octavo.exceptions import ValidationError
-from octavo.messages import FinishReason, ModelRunnerOutput, SchedulerOutput
+from octavo.messages import FinishReason, ModelRunnerOutput, OutputOptions, RepetitionDetectionParams, SchedulerOutput
 from tests.core.checking_worker import Loop, cache_config, expected_output, make_request
 
 PROMPT = list(range(10))  # blocks of 4: two full ones and half of a third
+
+COPIED = {"_is_counted", "block_hashes", "facts", "num_prompt_tokens", "token_ids"}
+"""What Request.fork does with each slot of a Request: these are its parent's,"""
+
+FRESH = {
+    *("_packed", "_repetition", "_told_facts", "drafts", "epoch", "number", "status"),
+    *("num_computed_tokens", "num_confirmed_tokens", "num_drafts", "num_placeholders", "num_prompt_logprobs"),
+}
+"""these are those of a new request,"""
+
+DERIVED = {"_eos_token_ids", "_stop_token_ids", "limit", "request_id", "sample_group", "sampling_params", "source"}
+"""and these come of the arguments of fork."""
 
 
 def loop_of(*, num_blocks: int = 40, max_num_seqs: int = 8, caching: bool = False, depth: int = 1) -> Loop:
@@ -35,6 +50,43 @@ def run(loop: Loop) -> list[SchedulerOutput]:
     loop.run()
     loop.check_results()
     return plans
+
+
+def seen(request: Request, slot: str) -> object:
+    """The value of a slot; a part that has slots of its own is shown as their values."""
+    value = getattr(request, slot)
+    return [getattr(value, name) for name in value.__slots__] if slot in ("_repetition", "drafts") else value
+
+
+def test_each_slot_of_a_fork_is_the_parents_or_a_new_requests_or_what_fork_was_told() -> None:
+    """A new slot fails this until it is named above, and so does a named one that fork forgets."""
+    repeats = RepetitionDetectionParams(max_pattern_size=3, min_count=9)
+    parent = Request(make_request("p", PROMPT, repetition_detection=repeats), SOLO, limit=20, queued_time=1.0)
+    parent.start(4, 2.0)
+    parent.preempt()
+    parent.start(4, 3.0)
+    parent.confirm(4)
+    parent.advance(6)
+    parent.append(7)
+    parent.output([7])
+    parent.speculate(2)
+    parent.num_prompt_logprobs = 3
+    parent.hashes(4)
+    parent.packed()
+    asked = make_request("c", PROMPT[:2], repetition_detection=repeats, stop_token_ids=[5])
+    source, group = msgspec.structs.replace(asked, output=OutputOptions(eos_token_ids=[3])), Samples([])
+    child = parent.fork(source, group, limit=30)
+    fresh = Request(source, group, limit=30, queued_time=0.0)
+    assert child.number < fresh.number, "the later it was made"
+    fresh.number = child.number
+    assert sorted(COPIED | FRESH | DERIVED) == sorted(Request.__slots__)
+    for slot in Request.__slots__:
+        expected, other = (parent, fresh) if slot in COPIED else (fresh, parent)
+        assert seen(child, slot) == seen(expected, slot), slot
+        assert seen(child, slot) != seen(other, slot), slot
+    parent.append(8)
+    parent.hashes(4)
+    assert (len(child.token_ids), len(child.block_hashes)) == (11, 2), "lists of its own"
 
 
 @pytest.mark.parametrize("caching", [True, False], ids=["caching", "no caching"])
@@ -171,7 +223,7 @@ def test_preempted_children_are_ordinary_requests(caching: bool, depth: int) -> 
     loop.add(make_request("r", PROMPT, n=4, max_tokens=12))
     loop.run()
     loop.check_results()
-    assert sum(received.outputs[-1].num_preemptions for received in loop.received.values()) > 0
+    assert sum(received.facts.num_preemptions for received in loop.received.values()) > 0
 
 
 def test_blocks_of_waiting_children_are_taken_before_anybody_is_preempted() -> None:
@@ -182,7 +234,7 @@ def test_blocks_of_waiting_children_are_taken_before_anybody_is_preempted() -> N
     loop.add(make_request("first", PROMPT[:3], max_tokens=20))
     loop.add(make_request("r2", PROMPT, n=6, max_tokens=2))
     plans = run(loop)
-    assert all(received.outputs[-1].num_preemptions == 0 for name, received in loop.received.items() if name == "first")
+    assert all(received.facts.num_preemptions == 0 for name, received in loop.received.items() if name == "first")
     assert num_computed(plans) >= 3 + 19 + 10 + 6
 
 

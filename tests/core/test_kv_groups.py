@@ -28,5 +28,5 @@ def test_a_block_stays_until_the_step_that_fills_it_has_come_back() -> None:
     loop.add(make_request("a", A))
     loop.add(make_request("b", B))
     loop.run()
-    assert loop.received["b"].outputs[-1].num_preemptions == 1
+    assert loop.received["b"].facts.num_preemptions == 1
     loop.check_results()

@@ -110,7 +110,7 @@ def test_those_who_ran_before_are_not_overtaken() -> None:
     loop.step()
     loop.add(make_request("waits", WARM, max_tokens=1))
     started = order(loop)
-    assert loop.received["preempted"].outputs[-1].num_preemptions > 0
+    assert loop.received["preempted"].facts.num_preemptions > 0
     assert started[-1] == "waits"
 
 

@@ -93,7 +93,7 @@ def test_block_aligned_prompt_three_times_then_one_longer_then_after_an_eviction
         loop.run()
     loop.add(make_request("longer", [*prompt, 5], max_tokens=1))
     loop.run()
-    cached = {key: received.cache_use.num_cached_tokens for key, received in loop.received.items()}
+    cached = {key: received.facts.num_cached_tokens for key, received in loop.received.items()}
     assert cached == {"same0": 0, "same1": 4, "same2": 4, "longer": 8}  # a hit leaves the last token to compute
 
     loop.add(
@@ -103,7 +103,7 @@ def test_block_aligned_prompt_three_times_then_one_longer_then_after_an_eviction
     loop.add(make_request("again", prompt, max_tokens=1))
     loop.run()
     loop.check_results()
-    assert loop.received["again"].cache_use.num_cached_tokens == 4  # tails are reused before heads
+    assert loop.received["again"].facts.num_cached_tokens == 4  # tails are reused before heads
 
 
 def test_recycled_block_loses_its_name() -> None:
@@ -141,7 +141,7 @@ def test_blocks_of_a_broken_request_are_not_shared() -> None:
         loop.add(make_request(request_id, list(range(12)), max_tokens=2))
         loop.run()
     assert loop.received["broken"].outputs[-1].error == RequestFault("broken")
-    assert loop.received["next"].cache_use.num_cached_tokens == 0
+    assert loop.received["next"].facts.num_cached_tokens == 0
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -155,7 +155,7 @@ def test_those_who_took_over_blocks_of_a_broken_request_start_again(depth: int) 
     loop.run()
     loop.check_results()
     assert loop.received["broken"].finish_reason is FinishReason.ERROR
-    assert {key: received.outputs[-1].num_preemptions for key, received in loop.received.items()} == {
+    assert {key: received.facts.num_preemptions for key, received in loop.received.items()} == {
         "broken": 0,
         "same step": 1,
         "same step too": 1,
@@ -180,7 +180,7 @@ def test_prompt_logprobs_may_take_several_passes_so_their_blocks_are_shared_late
     loop.add(make_request("next step", list(range(12))))
     loop.run()
     loop.check_results()
-    cached = {key: received.cache_use.num_cached_tokens for key, received in loop.received.items()}
+    cached = {key: received.facts.num_cached_tokens for key, received in loop.received.items()}
     assert cached == {"owing": 0, "same step": 0, "next step": 8}
 
 
@@ -195,7 +195,7 @@ def test_reset_forgets_prefixes_of_running_requests_too() -> None:
     for request_id, cached in (("next", 0), ("third", 8)):
         loop.add(make_request(request_id, list(range(12)), max_tokens=1))
         loop.run()
-        assert loop.received[request_id].cache_use.num_cached_tokens == cached
+        assert loop.received[request_id].facts.num_cached_tokens == cached
 
 
 def test_same_prefix_in_one_step_is_computed_once() -> None:
@@ -216,7 +216,7 @@ def test_prompt_logprobs_need_every_position() -> None:
         loop.run()
     loop.check_results()
     assert len(loop.received["second"].prompt_logprobs) == 11
-    assert loop.received["second"].cache_use.num_cached_tokens == 0
+    assert loop.received["second"].facts.num_cached_tokens == 0
 
 
 def test_hits_are_counted_in_tokens_and_off_means_off() -> None:

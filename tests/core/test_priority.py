@@ -50,8 +50,8 @@ def test_an_urgent_request_takes_the_place_of_the_least_urgent() -> None:
     assert plan.num_scheduled_tokens == {"urgent": 2, "middle": 1}
     assert plan.finished_request_ids == ["low"]
     finish(loop)
-    assert loop.received["low"].outputs[-1].num_preemptions == 1
-    assert loop.received["equal"].outputs[-1].num_preemptions == 0
+    assert loop.received["low"].facts.num_preemptions == 1
+    assert loop.received["equal"].facts.num_preemptions == 0
 
 
 def test_an_urgent_request_takes_blocks() -> None:
@@ -77,7 +77,7 @@ def test_one_that_has_started_in_this_step_gives_way_to_one_that_had_no_seat_bef
     plan = step(loop)
     assert plan.num_scheduled_tokens == {"first": 1, "large": 28}
     finish(loop)
-    assert loop.received["early"].outputs[-1].num_preemptions == 1
+    assert loop.received["early"].facts.num_preemptions == 1
 
 
 def test_nobody_gives_way_in_vain() -> None:

@@ -28,7 +28,7 @@ def cached(loop: Loop, name: str, prompt: list[int], *, max_tokens: int = 1, sal
     loop.add(make_request(name, prompt, max_tokens=max_tokens, salt=salt))
     loop.run()
     loop.check_results()
-    return loop.received[name].cache_use.num_cached_tokens
+    return loop.received[name].facts.num_cached_tokens
 
 
 @pytest.mark.parametrize("place", range(12))
@@ -158,7 +158,7 @@ def test_a_prefix_restored_from_a_tier_is_found_token_by_token() -> None:
     assert loop.scheduler.ask(RestorePrefix(prompt_token_ids=[*PROMPT, OTHER])).answer == BlocksRestored(3)
     loop.run()
     found = cached(loop, "again", [*PROMPT[:10], OTHER])
-    assert (found, loop.received["again"].cache_use.num_external_tokens) == (10, 0)
+    assert (found, loop.received["again"].facts.num_external_tokens) == (10, 0)
 
 
 def test_windowed_models_find_blocks_by_hash() -> None:

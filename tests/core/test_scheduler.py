@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from octavo.config import SchedulerConfig
@@ -13,7 +14,6 @@ from octavo.core.scheduler import Scheduler
 from octavo.core.step import StepBuilder
 from octavo.exceptions import ConfigError, InvariantError, ValidationError
 from octavo.messages import (
-    CacheUse,
     FinishReason,
     ModelRunnerOutput,
     RequestFault,
@@ -146,7 +146,8 @@ def test_shortage_preempts_the_last_and_it_comes_back_first_with_its_tokens() ->
     scheduler.add_request(make_request("b", [2] * 7))
     plan = scheduler.schedule()
     outputs = scheduler.update(plan, answer(plan)).outputs
-    assert [output.cache_use for output in outputs] == [CacheUse()] * 2
+    told = [output.facts for output in outputs]
+    assert [facts.num_cached_tokens for facts in told if facts] == [0, 0]
     scheduler.add_request(make_request("c", [3]))
     plan = scheduler.schedule()  # "a" needs a third block, and there are four
     assert plan.num_scheduled_tokens == {"a": 1}  # nobody is admitted in a step that preempted
@@ -160,7 +161,11 @@ def test_shortage_preempts_the_last_and_it_comes_back_first_with_its_tokens() ->
     back = plan.new_requests[0]
     assert (back.token_ids, back.num_prompt_tokens, back.num_computed_tokens) == ([2] * 7 + [9], 7, 4)
     output = scheduler.update(plan, answer(plan)).outputs[0]
-    assert (output.request_id, output.num_preemptions, output.cache_use) == ("b", 1, None)  # told before
+    assert told[1] is not None
+    assert output.request_id == "b"
+    assert output.facts == msgspec.structs.replace(told[1], num_preemptions=1), "all of it, with what is new"
+    plan = scheduler.schedule()
+    assert [output.facts for output in scheduler.update(plan, answer(plan)).outputs] == [None, None], "nothing new"
 
 
 def test_victim_already_in_the_plan_is_taken_out_of_it() -> None:
@@ -185,7 +190,7 @@ def test_victim_already_in_the_plan_is_taken_out_of_it() -> None:
     assert plan.new_requests[0].num_computed_tokens == 16
     loop.run()
     loop.check_results()
-    assert loop.received["low"].outputs[-1].num_preemptions >= 1
+    assert loop.received["low"].facts.num_preemptions >= 1
 
 
 def test_prompts_that_are_under_way_keep_room_for_their_rest() -> None:
@@ -198,7 +203,7 @@ def test_prompts_that_are_under_way_keep_room_for_their_rest() -> None:
     assert plan.num_scheduled_tokens == {"a": 4}
     loop.run()
     loop.check_results()
-    assert sum(received.outputs[-1].num_preemptions for received in loop.received.values()) == 0
+    assert sum(received.facts.num_preemptions for received in loop.received.values()) == 0
 
 
 def test_undo_gives_the_budget_back() -> None:
@@ -315,8 +320,8 @@ def test_abort_waiting_running_and_unknown() -> None:
     scheduler.schedule()
     outputs = scheduler.abort(["b", "a", "a", "unknown"])
     assert [(o.request_id, o.finish_reason) for o in outputs] == [("b", FinishReason.ABORT), ("a", FinishReason.ABORT)]
-    assert outputs[0].times is not None
-    assert outputs[0].times.scheduled is None
+    assert outputs[0].facts is not None
+    assert outputs[0].facts.scheduled_time is None
     assert scheduler.has_requests()  # the worker still knows "a"
     assert scheduler.schedule().finished_request_ids == ["a"]
     assert not scheduler.has_requests()
@@ -339,9 +344,11 @@ def test_stats_and_times() -> None:
     plan = scheduler.schedule()
     update = scheduler.update(plan, answer(plan))
     output, stats = update.outputs[0], update.stats
-    assert output.times is not None
-    assert output.times.scheduled is not None
-    assert output.times.queued < output.times.scheduled < update.timestamp
+    facts = output.facts
+    assert facts is not None
+    assert facts.queued_time is not None
+    assert facts.scheduled_time is not None
+    assert facts.queued_time < facts.scheduled_time < update.timestamp
     assert stats is not None
     assert (stats.num_running, stats.num_waiting, stats.num_blocks, stats.iteration_tokens) == (1, 0, 11, 6)
     assert (stats.kv_cache_usage, stats.prefix_cache_queries_delta, stats.step_seconds) == (0.2, 6, 1.0)

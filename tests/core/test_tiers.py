@@ -28,7 +28,7 @@ def test_loads_that_fail_are_not_told_as_cached(losing: int, cached: int) -> Non
     loop.add(make_request("again", PROMPT, max_tokens=2))
     loop.run()
     loop.check_results()
-    use = loop.received["again"].cache_use
+    use = loop.received["again"].facts
     assert (use.num_cached_tokens, use.num_external_tokens) == (cached, cached)
 
 

@@ -20,7 +20,7 @@ from octavo.messages import (
     EngineCoreRequest,
     FinishReason,
     ModelRunnerOutput,
-    QueueTimes,
+    RequestFacts,
     SamplingParams,
     SchedulerOutput,
     SchedulerStats,
@@ -221,7 +221,7 @@ def test_a_core_lives_in_the_time_of_the_clock_it_is_given(tiny_model: str) -> N
     core.add_request(request("a", [3, 1, 4], max_tokens=2))
     now[0] += 2.0
     first = core.step()
-    assert first.outputs[0].times == QueueTimes(queued=1000.0, scheduled=1002.0)
+    assert first.outputs[0].facts == RequestFacts(queued_time=1000.0, scheduled_time=1002.0)
     assert first.stats is not None
     assert (first.timestamp, first.stats.step_seconds) == (1007.0, 5.0)
     late = msgspec.structs.replace(request("late", [1, 5]), scheduling=SchedulingOptions(timeout=1007.0))

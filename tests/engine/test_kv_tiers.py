@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from octavo.engine.llm_engine import LLMEngine
-from octavo.messages import CacheUse, EngineCoreRequest, SamplingParams
+from octavo.messages import EngineCoreRequest, SamplingParams
 from tests.engine.test_fork import BACKENDS, Answer, answers
 
 LONG = [5 * i % 300 for i in range(90)]
@@ -66,7 +66,9 @@ def test_what_the_pool_evicts_is_found_again(backend: dict[str, Any], engines: A
     while engine._client.has_work():
         outputs += engine._client.step().outputs
     assert [token for output in outputs for token in output.new_token_ids] == expected["first"][0]
-    assert outputs[0].cache_use == CacheUse(num_cached_tokens=48, num_external_tokens=48)
+    facts = outputs[0].facts
+    assert facts is not None
+    assert (facts.num_cached_tokens, facts.num_external_tokens) == (48, 48)
     engine.check_invariants()
 
 

@@ -65,9 +65,9 @@ def run(engine: LLMEngine, n: int, prompts: list[list[int]]) -> Run:
             tokens, logprobs = answers.setdefault(output.request_id, ([], []))
             tokens += output.new_token_ids
             logprobs += output.new_logprobs or []
-            if output.cache_use is not None:
-                cached[output.request_id] = output.cache_use.num_cached_tokens
-            preemptions[output.request_id] = output.num_preemptions
+            if output.facts is not None:
+                cached[output.request_id] = output.facts.num_cached_tokens
+                preemptions[output.request_id] = output.facts.num_preemptions
     engine.check_invariants()
     return Run(answers, sum(preemptions.values()), loaded, sum(cached.values()))
 

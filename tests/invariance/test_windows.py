@@ -72,9 +72,9 @@ def answers(engine: LLMEngine, prompts: Sequence[list[int]], **params: Any) -> t
             tokens, logprobs = found.setdefault(output.request_id, ([], []))
             tokens += output.new_token_ids
             logprobs += [entry.logprobs[0] for entry in output.new_logprobs or []]
-            if output.cache_use is not None:
-                cached[output.request_id] = output.cache_use.num_cached_tokens
-            preemptions[output.request_id] = output.num_preemptions
+            if output.facts is not None:
+                cached[output.request_id] = output.facts.num_cached_tokens
+                preemptions[output.request_id] = output.facts.num_preemptions
     engine._client.check_invariants()
     return [found[name] for name in sorted(found)], sum(preemptions.values()), sum(cached.values())
 

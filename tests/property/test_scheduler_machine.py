@@ -208,9 +208,9 @@ def test_every_request_of_a_crowd_gives_what_it_gives_alone(loop: Loop, batch: l
     loop.run()
     loop.check_results()
     assert len(loop.received) == admitted
-    for name, received in loop.received.items():
+    for received in loop.received.values():
         assert received.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
-        if loop.requests[name].sampling_params.beam_search is None or name.partition(".")[2] in ("", "0"):
-            assert received.outputs[0].times is not None
-            assert received.outputs[0].times.scheduled is not None
-        assert all(output.times is None for output in received.outputs[1:])
+        assert received.outputs[0].facts is not None
+        assert received.outputs[0].facts.scheduled_time is not None
+        told_again = sum(output.facts is not None for output in received.outputs[1:])
+        assert told_again <= received.facts.num_preemptions

@@ -20,16 +20,17 @@ from octavo.engine.tenants import Tenants
 from octavo.exceptions import EngineDeadError, OverloadedError, RequestError, ValidationError
 from octavo.messages import (
     Answer,
-    CacheUse,
     EngineInfo,
     Query,
+    RequestFacts,
     RequestOutputKind,
     SamplingParams,
     SchedulingOptions,
 )
 
 VOCAB = 128
-TIMES = RequestMetrics(10.0, queued_time=10.0, scheduled_time=10.5, first_token_time=11.0, last_token_time=12.0)
+FACTS = RequestFacts(queued_time=10.0, scheduled_time=10.5, num_cached_tokens=3)
+METRICS = RequestMetrics(10.0, first_token_time=11.0, last_token_time=12.0, facts=FACTS)
 
 
 class FakeTokenizer:
@@ -168,9 +169,7 @@ class FakeEngine:
         scored = None
         if first and params.prompt_logprobs is not None:
             scored = [None, *(self._entry(t, params.prompt_logprobs) for t in prompt[1:])]
-        return RequestOutput(
-            "r", None, prompt, outputs, finish_reason is not None, scored, TIMES, CacheUse(num_cached_tokens=3)
-        )
+        return RequestOutput("r", None, prompt, outputs, finish_reason is not None, scored, METRICS)
 
     @staticmethod
     def _entry(token_id: int, top: int) -> dict[int, Logprob]:

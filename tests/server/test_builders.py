@@ -17,7 +17,7 @@ from octavo.entrypoints.api.responses.answers import ResponseBuilder
 from octavo.entrypoints.chat.conversation import ChatEvent
 from octavo.entrypoints.chat.generation import UsageCounter
 from octavo.entrypoints.chat.parsers.base import Content, Delta, Reasoning, ToolCallDelta
-from octavo.messages import CacheOptions, CacheUse
+from octavo.messages import CacheOptions, RequestFacts
 
 ECHO = {
     **{"instructions": None, "max_output_tokens": None, "parallel_tool_calls": True, "reasoning": {}, "user": None},
@@ -36,7 +36,7 @@ class Talk:
     reply: Any = None
     tokenizer: Any = None
     cache: CacheOptions = CacheOptions()
-    counter: UsageCounter = field(default_factory=lambda: UsageCounter([7], 5, {0: CacheUse(num_cached_tokens=3)}))
+    counter: UsageCounter = field(default_factory=lambda: UsageCounter([7], 5, {0: RequestFacts(num_cached_tokens=3)}))
 
     @property
     def generation(self) -> Talk:

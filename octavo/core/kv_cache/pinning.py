@@ -30,4 +30,4 @@ def pin_wishes(kv: KVCacheManager, request: Request) -> None:
                 pin_prefix(kv, hashes, request.source.scheduling.tenant.name, wish.ttl)
         except ValidationError:
             break
-        request.note_cache(num_pinned_tokens=len(hashes) * kv.block_size)
+        request.note(num_pinned_tokens=len(hashes) * kv.block_size)

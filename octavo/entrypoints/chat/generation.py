@@ -21,7 +21,7 @@ from octavo.exceptions import ValidationError
 
 if TYPE_CHECKING:
     from octavo.engine.outputs import RequestMetrics, RequestOutput
-    from octavo.messages import CacheMiss, CacheUse, SamplingParams
+    from octavo.messages import CacheMiss, RequestFacts, SamplingParams
 
 
 async def merge(streams: Sequence[AsyncIterator[Any]]) -> AsyncGenerator[tuple[int, Any], None]:
@@ -93,14 +93,14 @@ class UsageCounter:
 
     prompt_lengths: list[int]
     completion_tokens: int = 0
-    cache_use: dict[int, CacheUse] = field(default_factory=dict)  # by prompt index
+    facts: dict[int, RequestFacts] = field(default_factory=dict)  # by prompt index
     cache_report: CacheReport | None = None  # on request
     reasoning_tokens: int | None = None  # over all children that have ended; None where the model cannot think
 
     def add(self, prompt_index: int, output: RequestOutput) -> None:
         """Count ``output``, whose token ids are new ones."""
         self.completion_tokens += sum(len(choice.token_ids) for choice in output.outputs)
-        self.cache_use[prompt_index] = output.cache_use
+        self.facts[prompt_index] = output.facts
 
     @property
     def prompt_tokens(self) -> int:
@@ -109,12 +109,12 @@ class UsageCounter:
     @property
     def cached_tokens(self) -> int:
         """Of all prompts, taken from a cache."""
-        return sum(use.num_cached_tokens for use in self.cache_use.values())
+        return sum(facts.num_cached_tokens for facts in self.facts.values())
 
     @property
     def num_pinned_tokens(self) -> int:
         """Up to which the first prompt's pins could be set."""
-        return self.cache_use[0].num_pinned_tokens if 0 in self.cache_use else 0
+        return self.facts[0].num_pinned_tokens if 0 in self.facts else 0
 
 
 class Generation:
@@ -186,8 +186,8 @@ class Generation:
                         self.counter.add(0, output)
                         self._log.add(0, output)
                         self.times = output.metrics
-                        if output.cache_use.miss is not None and self.counter.cache_report is None:
-                            self.counter.cache_report = await self._explained(output.cache_use.miss)
+                        if output.cache_miss is not None and self.counter.cache_report is None:
+                            self.counter.cache_report = await self._explained(output.cache_miss)
                         yield 0, output
                 return
             async with aclosing(merge(self._streams)) as merged:
