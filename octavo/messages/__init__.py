@@ -16,7 +16,7 @@ from octavo.messages.engine import (
     TokenLogprobs,
 )
 from octavo.messages.fault import RequestFault
-from octavo.messages.kv_cache import FULL, KVCacheSpec, KVSpec, blocks_at_once, max_tokens_that_fit
+from octavo.messages.kv_cache import FULL, KVCacheSpec, KVKind, KVSpec, blocks_at_once, kind_of, max_tokens_that_fit
 from octavo.messages.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent, KVEventBatch
 from octavo.messages.kv_transfer import KVMove, KVTierInfo, KVTierReport, KVTierStats, KVTraffic
 from octavo.messages.memory import MemoryPlan
@@ -84,6 +84,7 @@ __all__ = [
     "KVCacheSpec",
     "KVEvent",
     "KVEventBatch",
+    "KVKind",
     "KVMove",
     "KVSpec",
     "KVTierInfo",
@@ -122,6 +123,7 @@ __all__ = [
     "ThinkingTokens",
     "TokenLogprobs",
     "blocks_at_once",
+    "kind_of",
     "max_tokens_that_fit",
     "new_pin_id",
 ]

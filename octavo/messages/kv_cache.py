@@ -39,6 +39,11 @@ class KVSpec(msgspec.Struct, frozen=True, kw_only=True):
         return MOST_ROWS if self.window is None else -(-(self.window + ahead - 2) // block_size) + 1
 
 
+def kind_of(window: int | None) -> KVKind:
+    """The kind of attention whose tokens see ``window`` tokens, themselves included; None: all before them."""
+    return "full" if window is None else "sliding"
+
+
 FULL = KVSpec()
 """A group of full attention whose size does not matter."""
 

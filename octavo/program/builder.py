@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.exceptions import ModelError
+from octavo.messages import kind_of
 from octavo.program.kv import LayerKV, group_layers
 from octavo.program.ops import OPS
 from octavo.program.program import Op, Program, Rope, Value, WeightSpec
@@ -133,10 +134,7 @@ class ProgramBuilder:
         layers = [attrs["layer"] for attrs in attention]
         if layers != list(range(len(layers))):
             raise ModelError(f"attention layers are {layers}, not 0..{len(layers) - 1} in order")
-        kv_layers = tuple(
-            LayerKV(attrs["num_kv_heads"], attrs["key_dim"], attrs["value_dim"], self._narrow(attrs["window"]))
-            for attrs in attention
-        )
+        kv_layers = tuple(self._layer_kv(attrs) for attrs in attention)
         return Program(
             ops=tuple(self._ops),
             inputs={"token_ids": self.token_ids, "positions": self.positions, "logit_rows": self.logit_rows},
@@ -148,9 +146,12 @@ class ProgramBuilder:
             kv_groups=group_layers(kv_layers),
         )
 
-    def _narrow(self, window: int | None) -> int | None:
-        """None if no sequence is longer than the window."""
-        return None if window is None or window >= self.max_position else window
+    def _layer_kv(self, attrs: Mapping[str, Any]) -> LayerKV:
+        """What attention of these attributes keeps. A window that no sequence is longer than is none."""
+        window = attrs["window"]
+        if window is not None and window >= self.max_position:
+            window = None
+        return LayerKV(attrs["num_kv_heads"], attrs["key_dim"], attrs["value_dim"], kind_of(window), window)
 
     def _weight(self, name: str, *shape: int) -> str:
         spec = self._weights.setdefault(name, WeightSpec(name, shape))

@@ -127,10 +127,7 @@ def _kv_specs(program: Program, backend: Backend, limits: Limits) -> tuple[KVSpe
     """Of each group of layers. A group that leaves a part of its blocks empty takes as much as the widest."""
     sizes = [backend.kv_bytes(layer, limits.kv_dtype) for layer in program.kv_layers]
     most = max(sum(sizes[layer] for layer in group.layers) for group in program.kv_groups)
-    return tuple(
-        KVSpec(kind="full" if group.window is None else "sliding", bytes_per_token=most, window=group.window)
-        for group in program.kv_groups
-    )
+    return tuple(KVSpec(kind=group.kind, bytes_per_token=most, window=group.window) for group in program.kv_groups)
 
 
 def _sampling_bytes(config: EngineConfig, vocab_size: int) -> int:

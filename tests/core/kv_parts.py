@@ -7,15 +7,12 @@ from collections.abc import Iterable
 from octavo.kv_transfer.chain import MakeTier, TierChain
 from octavo.kv_transfer.connectors.disk.planner import DiskTier
 from octavo.kv_transfer.connectors.host.planner import HostTier
-from octavo.messages import KVSpec, KVTierInfo
+from octavo.messages import KVSpec, KVTierInfo, kind_of
 
 
 def kv_specs(windows: Iterable[int | None], bytes_per_token: int = 0) -> tuple[KVSpec, ...]:
     """A group for each window, None for full attention."""
-    return tuple(
-        KVSpec(kind="full" if window is None else "sliding", bytes_per_token=bytes_per_token, window=window)
-        for window in windows
-    )
+    return tuple(KVSpec(kind=kind_of(window), bytes_per_token=bytes_per_token, window=window) for window in windows)
 
 
 def host_tier(num_blocks: int, *, swaps: bool, disk: int = 0) -> TierChain:

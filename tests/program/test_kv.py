@@ -1,4 +1,4 @@
-"""Layers into groups: all of one window, nearly equally wide, none lost."""
+"""Layers into groups: all of one kind and window, nearly equally wide, none lost."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo.messages import kind_of
 from octavo.program import KVGroup, LayerKV
 from octavo.program.kv import group_layers
 
 
 def equal_layers(windows: list[int | None]) -> list[LayerKV]:
-    return [LayerKV(2, 16, 16, window) for window in windows]
+    return [LayerKV(2, 16, 16, kind_of(window), window) for window in windows]
 
 
 @pytest.mark.parametrize(
@@ -41,12 +42,14 @@ def test_layers_of_other_shapes_share_a_table() -> None:
 
 def test_wide_full_layers_beside_narrow_sliding_ones() -> None:
     """Four sliding layers are as wide as one full layer: a group each, and no block is half empty."""
-    sliding, full = LayerKV(2, 16, 16, 8), LayerKV(2, 64, 64)
+    sliding, full = LayerKV(2, 16, 16, "sliding", 8), LayerKV(2, 64, 64)
     found = group_layers([sliding] * 4 + [full] + [sliding] * 4)
-    assert found == (KVGroup((0, 1, 2, 3), 8), KVGroup((4,)), KVGroup((5, 6, 7, 8), 8))
+    assert found == (KVGroup((0, 1, 2, 3), "sliding", 8), KVGroup((4,)), KVGroup((5, 6, 7, 8), "sliding", 8))
 
 
-LAYERS = st.builds(LayerKV, st.integers(1, 4), st.integers(1, 80), st.integers(1, 80), st.sampled_from([None, 4, 9]))
+KINDS = st.sampled_from([("full", None), ("latent", None), ("sliding", 4), ("sliding", 9)])
+SIZES = st.tuples(st.integers(1, 4), st.integers(1, 80), st.integers(1, 80))
+LAYERS = st.builds(lambda sizes, kind: LayerKV(*sizes, *kind), SIZES, KINDS)
 
 
 @given(layers=st.lists(LAYERS, max_size=60))
@@ -54,7 +57,8 @@ def test_every_layer_has_a_place_of_its_own(layers: list[LayerKV]) -> None:
     groups = group_layers(layers)
     assert sorted(layer for group in groups for layer in group.layers) == list(range(len(layers)))
     for group in groups:
-        assert {layers[layer].window for layer in group.layers} <= {group.window}
+        kept = {(layers[layer].kind, layers[layer].window) for layer in group.layers}
+        assert kept <= {(group.kind, group.window)}
         assert list(group.layers) == sorted(group.layers)
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from octavo.exceptions import ConfigError
-from octavo.messages import KVSpec
+from octavo.messages import KVKind, KVSpec
 
 
 class GroupStrategy(Protocol):
@@ -69,7 +69,7 @@ class SlidingWindow:
         return max(0, num_tokens - self._window + 1) // self._block_size
 
 
-GROUPS: dict[str, Callable[[KVSpec, int, int], GroupStrategy]] = {
+GROUPS: dict[KVKind, Callable[[KVSpec, int, int], GroupStrategy]] = {
     "full": FullAttention,
     "latent": FullAttention,
     "sliding": SlidingWindow,
