@@ -66,7 +66,7 @@ class Scheduler:
         self._longest_chunk = config.long_prefill_token_threshold if chunked else config.step_tokens
         self._book = RequestBook(policy, kv, observers)
         self._running = self._book.running
-        self._state = CoreState(kv, self._book.requests, clock)
+        self._state = CoreState(kv, self._book.requests, self._running, clock)
         self._failed: list[EngineCoreOutput] = []
         self._in_flight: dict[int, tuple[float, list[Scheduled]]] = {}  # by step id: time of planning, contents
         self._next_step_id = 0

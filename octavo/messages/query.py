@@ -27,7 +27,11 @@ class Query(msgspec.Struct, Generic[Answer], frozen=True):
         raise InvariantError(f"{type(self).__name__} does not say how the answers of several cores become one")
 
 
-class _AnyFinder(Query[Answer], frozen=True):
+class CacheQuery(Query[Answer], frozen=True):
+    """A query about cached blocks, or what holds them: pins whose time is over end before it is handled."""
+
+
+class _AnyFinder(CacheQuery[Answer], frozen=True):
     """A query that any core can answer that has what it names."""
 
     def merge(self, answers: Sequence[Answer]) -> Answer:
@@ -38,7 +42,7 @@ class _AnyFinder(Query[Answer], frozen=True):
 Counted = TypeVar("Counted")
 
 
-class _BlockCount(Query[Counted], frozen=True):
+class _BlockCount(CacheQuery[Counted], frozen=True):
     """A query whose answer is a number of blocks."""
 
     def merge(self, answers: Sequence[Counted]) -> Counted:
@@ -95,7 +99,7 @@ class PrefixList(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     max_pinned_blocks: int
 
 
-class ListPrefixes(Query[PrefixList], frozen=True, tag=True):
+class ListPrefixes(CacheQuery[PrefixList], frozen=True, tag=True):
     """List at most ``limit`` prefixes, with ``num_preview_tokens`` tokens, at most, of either end of each."""
 
     limit: int
@@ -219,7 +223,7 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     num_groups: int
 
 
-class PoolPicture(Query[PoolState], frozen=True, tag=True):
+class PoolPicture(CacheQuery[PoolState], frozen=True, tag=True):
     """Describe every block of the pool. Takes time by the block."""
 
     def merge(self, answers: Sequence[PoolState]) -> PoolState:

@@ -165,7 +165,7 @@ class ManagerMachine(RuleBasedStateMachine):
             pin_limits=limits,
             events=EventLog((FULL,)),
         )
-        self.core = CoreState(self.manager, {}, time.monotonic)
+        self.core = CoreState(self.manager, {}, [], time.monotonic)
         self.told: set[tuple[int, int]] = set()  # the blocks that KV events speak of
         self.caching = caching
         self.contents: dict[int, list[tuple[object, ...]]] = {}  # by block, then by offset

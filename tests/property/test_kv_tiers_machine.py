@@ -338,7 +338,7 @@ class KVMachine(RuleBasedStateMachine):
             "save": SavePrefixes(),
             "evict": EvictPrefixes(),
         }
-        reply_to(queries[kind], CoreState(self.manager, {}, time.monotonic))
+        reply_to(queries[kind], CoreState(self.manager, {}, [], time.monotonic))
 
     @rule(kind=st.sampled_from([*["loads fail"] * 6, "a step raises", "a step raises late", "reset"]))
     def trouble(self, kind: str) -> None:

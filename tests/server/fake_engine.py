@@ -93,7 +93,7 @@ class FakeEngine:
         self.table = Tenants(TenantTable())
         # no time passes in it: else a pin for a moment would be gone before it is taken back
         kv = KVCacheManager(9, 16, pin_limits=PinLimits(4, 2), clock=lambda: 0.0)
-        self._core = CoreState(kv, {}, lambda: 0.0)
+        self._core = CoreState(kv, {}, [], lambda: 0.0)
         self._abort_ids: set[str | None] = set()
         self.running = 0
         self.aborted = 0

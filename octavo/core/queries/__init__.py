@@ -17,6 +17,7 @@ from octavo.core.sample_group import SOLO
 from octavo.exceptions import ValidationError
 from octavo.messages import (
     CacheOptions,
+    CacheQuery,
     EngineCoreRequest,
     EvictPrefixes,
     ListPrefixes,
@@ -47,16 +48,21 @@ HANDLERS: dict[type[Query[Any]], str] = {  # all queries that the core knows
 
 @dataclass(frozen=True, slots=True)
 class CoreState:
-    """The engine core as handlers see it. ``requests``: all unfinished ones, by id. ``clock`` gives seconds."""
+    """The engine core as handlers see it. ``clock`` gives seconds.
+
+    ``requests``: all unfinished ones, by id. ``running``: those of them that run, in order of admission.
+    """
 
     kv: KVCacheManager
     requests: Mapping[str, Request]
+    running: Sequence[Request]
     clock: Callable[[], float]
 
 
 def reply_to(query: Query[Any], core: CoreState) -> Reply:
     """Have ``query`` handled. Never raises what is the query's fault."""
-    core.kv.cache.pins.expire()
+    if isinstance(query, CacheQuery):
+        core.kv.cache.pins.expire()
     try:
         return Reply(resolve(HANDLERS[type(query)])(query, core))
     except ValidationError as error:
