@@ -111,6 +111,6 @@ class MissReports(Observer):
         self._misses = kv.cache.misses
 
     def admitted(self, request: Request, found: Prefix | None) -> None:
-        if request.source.cache.wants_report:
+        if request.source.report.cache_miss:
             num_found = None if found is None else found.num_tokens
             request.note(cache_miss=self._misses.explain(request, num_found))

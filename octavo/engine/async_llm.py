@@ -45,6 +45,7 @@ from octavo.messages import (
     EngineInfo,
     FinishReason,
     Query,
+    ReportOptions,
     RequestFault,
     SamplingParams,
     SchedulingOptions,
@@ -203,6 +204,7 @@ class AsyncLLM:
         wants_cache_report: bool = False,
         scheduling: SchedulingOptions | None = None,
         cache: CacheOptions | None = None,
+        report: ReportOptions | None = None,
         arrival_time: float | None = None,
         place: Place | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -214,9 +216,9 @@ class AsyncLLM:
         ValidationError if that is for something it asks in vain, EngineDeadError if the core dies in the middle of the
         answer, and EngineRestartingError if it has not come back in time. Closing or cancelling the iterator aborts the
         request.
-        ``scheduling`` and ``cache`` stand for the keywords from ``priority`` to ``wants_cache_report``, which are not
-        read where they are given. ``timeout`` seconds after ``arrival_time`` (``time.monotonic()``, default: now) the
-        iterator raises DeadlineError, or QueueTimeError if the request has not begun.
+        ``scheduling``, ``cache`` and ``report`` stand for the keywords from ``priority`` to ``wants_cache_report``,
+        which are not read where they are given. ``timeout`` seconds after ``arrival_time`` (``time.monotonic()``,
+        default: now) the iterator raises DeadlineError, or QueueTimeError if the request has not begun.
         ``place`` comes from :meth:`reserve`, called with the same ``scheduling``. ``request_id`` is only echoed and may
         repeat. Text is tokenised here, with special tokens; pass token ids to choose otherwise. A consumer slower than
         the engine gets several steps' outputs as one. ``cache_pins``, shortest first, are set as far as the tenant's
@@ -224,12 +226,18 @@ class AsyncLLM:
         """
         self._check_alive()
         scheduling = scheduling or SchedulingOptions(priority=priority, tenant=Tenant(tenant), timeout=timeout)
-        cache = cache or CacheOptions(salt=cache_salt, pins=tuple(cache_pins), wants_report=wants_cache_report)
+        cache = cache or CacheOptions(salt=cache_salt, pins=tuple(cache_pins))
+        report = report or ReportOptions(cache_miss=wants_cache_report)
         parsed = parse_prompt(prompt)
         if cache.salt is None and parsed.cache_salt is not None:
             cache = msgspec.structs.replace(cache, salt=parsed.cache_salt)
         request = self._input.process(
-            parsed.prompt, sampling_params, scheduling=scheduling, cache=cache, arrival_time=arrival_time
+            parsed.prompt,
+            sampling_params,
+            scheduling=scheduling,
+            cache=cache,
+            report=report,
+            arrival_time=arrival_time,
         )
         self._pool.quarantine.check(request)
         external_id = request_id if request_id is not None else f"request-{next(self._numbers)}"

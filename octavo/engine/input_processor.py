@@ -19,6 +19,7 @@ from octavo.messages import (
     EngineCoreRequest,
     EngineInfo,
     OutputOptions,
+    ReportOptions,
     SamplingParams,
     SchedulingOptions,
 )
@@ -99,6 +100,7 @@ class InputProcessor:
         *,
         scheduling: SchedulingOptions = SchedulingOptions(),
         cache: CacheOptions = CacheOptions(),
+        report: ReportOptions = ReportOptions(),
         arrival_time: float | None = None,
     ) -> EngineCoreRequest:
         """The request, with an id that is unique in this engine, a seed, and ``max_tokens`` filled in.
@@ -142,6 +144,7 @@ class InputProcessor:
             arrival_time=arrival_time,
             scheduling=scheduling,
             cache=cache,
+            report=report,
             output=OutputOptions(
                 eos_token_ids=self._tokenizer.eos_token_ids, bad_words_token_ids=bad_words, grammar=grammar
             ),

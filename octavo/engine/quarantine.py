@@ -16,7 +16,7 @@ import msgspec
 
 from octavo.config import SupervisorConfig
 from octavo.exceptions import DeadlyRequestError
-from octavo.messages import CacheOptions, EngineCoreRequest, RequestOutputKind, SchedulingOptions
+from octavo.messages import CacheOptions, EngineCoreRequest, ReportOptions, RequestOutputKind, SchedulingOptions
 
 LEAST_DEATHS = 2  # at one death alone, another request may have been to blame
 
@@ -74,7 +74,7 @@ class Quarantine:
 
 
 def _key(request: EngineCoreRequest) -> bytes:
-    """Equal for requests that ask for the same: caller, urgency, seed and wishes of the cache do not count.
+    """Equal for requests that ask for the same: caller, urgency, seed, reports and wishes of the cache do not count.
 
     A request is checked before much of that is known of it.
     """
@@ -86,5 +86,6 @@ def _key(request: EngineCoreRequest) -> bytes:
         arrival_time=0.0,
         scheduling=SchedulingOptions(),
         cache=CacheOptions(),
+        report=ReportOptions(),
     )
     return hashlib.blake2b(msgspec.msgpack.encode(bare), digest_size=16).digest()

@@ -47,7 +47,7 @@ from octavo.messages.query import (
     SetPin,
     new_pin_id,
 )
-from octavo.messages.request_options import CacheOptions, OutputOptions, SchedulingOptions, Tenant
+from octavo.messages.request_options import CacheOptions, OutputOptions, ReportOptions, SchedulingOptions, Tenant
 from octavo.messages.sampling_params import (
     BeamSearch,
     RepetitionDetectionParams,
@@ -109,6 +109,7 @@ __all__ = [
     "RemovePin",
     "RepetitionDetectionParams",
     "Reply",
+    "ReportOptions",
     "RequestFacts",
     "RequestFault",
     "RequestOutputKind",

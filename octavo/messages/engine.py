@@ -9,7 +9,7 @@ import msgspec
 from octavo.messages.cache import CacheMiss
 from octavo.messages.fault import RequestFault
 from octavo.messages.kv_transfer import KVTierStats
-from octavo.messages.request_options import CacheOptions, OutputOptions, SchedulingOptions
+from octavo.messages.request_options import CacheOptions, OutputOptions, ReportOptions, SchedulingOptions
 from octavo.messages.sampling_params import SamplingParams
 
 
@@ -34,6 +34,7 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     scheduling: SchedulingOptions = SchedulingOptions()
     cache: CacheOptions = CacheOptions()
     output: OutputOptions = OutputOptions()
+    report: ReportOptions = ReportOptions()
 
     @property
     def deadline(self) -> float | None:

@@ -34,7 +34,15 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     salt: str | None = None  # only requests with the same one share blocks
     pins: tuple[CachePin, ...] = ()  # of its prompt, shortest first
-    wants_report: bool = False  # of why no more of its prompt was found
+
+
+class ReportOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a request wants to be told of itself beside its answer; nothing in here may change the answer.
+
+    So requests that differ in this alone are equal to the quarantine.
+    """
+
+    cache_miss: bool = False  # why no more of its prompt was found
 
 
 class OutputOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -32,6 +32,7 @@ from octavo.messages import (
     ModelRunnerOutput,
     NewRequestData,
     OutputOptions,
+    ReportOptions,
     RequestFacts,
     RequestFault,
     SamplingParams,
@@ -75,7 +76,8 @@ def make_request(
         sampling_params=SamplingParams(**{"max_tokens": 8, "ignore_eos": not eos, **sampling}),
         arrival_time=0.0,
         scheduling=SchedulingOptions(priority=priority, tenant=tenant),
-        cache=CacheOptions(salt=salt, pins=tuple(pins), wants_report=report),
+        cache=CacheOptions(salt=salt, pins=tuple(pins)),
+        report=ReportOptions(cache_miss=report),
         output=OutputOptions(eos_token_ids=[EOS]),
     )
 

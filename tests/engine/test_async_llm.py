@@ -30,6 +30,7 @@ from octavo.messages import (
     NotFound,
     PrefixList,
     Query,
+    ReportOptions,
     RequestOutputKind,
     SamplingParams,
     SetPin,
@@ -100,8 +101,8 @@ async def test_plain_keywords_say_what_the_options_say(tiny_async: AsyncLLM) -> 
         )
         assert (output.num_cached_tokens, output.num_pinned_tokens) == (0, 32)
         assert output.cache_miss == CacheMiss("new", 0, 0)
-    options = CacheOptions(salt="a", wants_report=True)
-    output = await last(tiny_async.generate(prompt, wanted, cache=options))
+    options: dict[str, Any] = {"cache": CacheOptions(salt="a"), "report": ReportOptions(cache_miss=True)}
+    output = await last(tiny_async.generate(prompt, wanted, **options))
     assert (output.num_cached_tokens, output.num_pinned_tokens) == (32, 0)
     assert output.cache_miss == CacheMiss("complete", 32, 32)
     with pytest.raises(DeadlineError):

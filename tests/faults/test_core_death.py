@@ -31,6 +31,7 @@ from octavo.messages import (
     CacheOptions,
     CachePin,
     EngineCoreRequest,
+    ReportOptions,
     RequestOutputKind,
     SchedulingOptions,
     Tenant,
@@ -150,7 +151,10 @@ async def test_a_request_that_kills_the_core_is_not_taken_in_again(make_engine: 
     engine = await make_engine(max_core_restarts=2)
     expected = await outcome(engine, [5, 5])
     poison = {"seed": Fault.KILL_LATER, "max_tokens": 30}
-    of_cache: dict[str, Any] = {"cache": CacheOptions(pins=(CachePin(1, 60.0),), wants_report=True)}
+    of_cache: dict[str, Any] = {
+        "cache": CacheOptions(pins=(CachePin(1, 60.0),)),
+        "report": ReportOptions(cache_miss=True),
+    }
     for _ in range(2):
         with pytest.raises((EngineDeadError, DeadlyRequestError)):  # the latter if nothing of it was read in time
             await read(engine, [6], params(**poison), **of_cache)

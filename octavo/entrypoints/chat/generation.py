@@ -138,7 +138,7 @@ class Generation:
     ) -> None:
         """``message_of`` names the message that a cache miss is in; it is called in a thread of its own, on request."""
         self.cache = options.cache
-        if self.cache.wants_report and len(prompts) > 1:
+        if options.report.cache_miss and len(prompts) > 1:
             raise ValidationError("return_cache_report needs a single prompt", parameter="return_cache_report")
         self._context, self._engine, self._client_id = context, model.ready_engine(), options.request_id
         scheduling, explicit = options.scheduling, options.max_tokens is not None
@@ -154,9 +154,11 @@ class Generation:
         # what the client chose may repeat, what the engine is told must not: an abort is for this one alone
         self._engine_id = f"{response_id}-{uuid.uuid4().hex[:12]}"
         places = self._engine.reserve(prompts, params, scheduling)
-        more: dict[str, Any] = {"scheduling": scheduling, "cache": self.cache, "arrival_time": context.arrival_time}
+        more: dict[str, Any] = {"scheduling": scheduling, "cache": options.cache, "report": options.report}
         self._streams = [
-            self._engine.generate(prompt, one, request_id=self._engine_id, place=place, **more)
+            self._engine.generate(
+                prompt, one, request_id=self._engine_id, place=place, arrival_time=context.arrival_time, **more
+            )
             for prompt, one, place in zip(prompts, params, places, strict=True)
         ]
         self._log = context.server.request_log.begin(self.id, prompts, params, self.tokenizer)

@@ -12,7 +12,14 @@ import msgspec
 from octavo.config.engine import MAX_SAMPLES
 from octavo.entrypoints.chat.constraints import constraint
 from octavo.exceptions import ValidationError
-from octavo.messages import BeamSearch, CacheOptions, RequestOutputKind, SamplingParams, SchedulingOptions
+from octavo.messages import (
+    BeamSearch,
+    CacheOptions,
+    ReportOptions,
+    RequestOutputKind,
+    SamplingParams,
+    SchedulingOptions,
+)
 
 # fields of SamplingParams that a client sets by the same name
 CLIENT_FIELDS = (
@@ -74,6 +81,7 @@ class GenerationOptions:
     request_id: str | None = None  # the client's own
     scheduling: SchedulingOptions = SchedulingOptions()
     cache: CacheOptions = CacheOptions()
+    report: ReportOptions = ReportOptions()
 
 
 @contextlib.contextmanager

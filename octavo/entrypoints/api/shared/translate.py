@@ -22,7 +22,7 @@ from octavo.entrypoints.chat.sampling import CLIENT_FIELDS, GenerationOptions, r
 from octavo.entrypoints.http.field_errors import describe_fields
 from octavo.entrypoints.server.context import RequestContext
 from octavo.exceptions import ValidationError
-from octavo.messages import CacheOptions, SchedulingOptions, Tenant
+from octavo.messages import CacheOptions, ReportOptions, SchedulingOptions, Tenant
 
 
 def chat_request(fields: Mapping[str, Any], names: Mapping[str, str]) -> ChatRequest:
@@ -104,5 +104,6 @@ def generation_options(context: RequestContext, body: GenerationRequest) -> Gene
         stream=bool(body.stream),
         request_id=body.request_id,
         scheduling=scheduling,
-        cache=CacheOptions(salt=body.cache_salt, wants_report=bool(body.return_cache_report)),
+        cache=CacheOptions(salt=body.cache_salt),
+        report=ReportOptions(cache_miss=bool(body.return_cache_report)),
     )
