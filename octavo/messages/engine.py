@@ -94,7 +94,7 @@ class RequestFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one step gave one request."""
+    """What one step gave one request. ``request_id`` is one of the ``output_ids``, never the caller's name for it."""
 
     request_id: str
     new_token_ids: list[int] = []

@@ -213,7 +213,7 @@ class BlockPicture(msgspec.Struct, frozen=True, array_like=True):
 class PoolState(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Answers PoolPicture: all blocks in the order of their ids, how many are in each state, and who holds which.
 
-    ``tables``: by request, its block ids row by row, one of each KV group; 0 where a window has passed.
+    ``tables``: by core id of a request, its block ids row by row, one of each KV group; 0 where a window has passed.
     """
 
     blocks: list[BlockPicture]
