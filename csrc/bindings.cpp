@@ -89,6 +89,15 @@ struct Kernels {
     for (const LinearPart& part : parts) linear.n += part.n;
     return table->linear->scratch_bytes(linear, rows);
   }
+
+  nb::frozenset row_ops() const {
+    nb::set names;
+    for (int64_t file = 0; file < table->num_row_ops; file++) {
+      const RowOps& ops = *table->row_ops[file];
+      for (int64_t i = 0; i < ops.count; i++) names.add(ops.first[i].name);
+    }
+    return nb::frozenset(names);
+  }
 };
 
 void bind_weights(nb::module_& m) {
@@ -114,6 +123,7 @@ void bind_weights(nb::module_& m) {
            "isa"_a = "")
       .def_prop_ro("isa", [](const Kernels& k) { return k.table->isa; })
       .def_prop_ro("features", [](const Kernels& k) { return k.table->features; })
+      .def_prop_ro("row_ops", &Kernels::row_ops, "Names of the ops in csrc/ops.")
       .def("packed_bytes", &Kernels::packed_bytes, "shape"_a)
       .def("pack", &Kernels::pack, "pool"_a, "shape"_a, "panels"_a, "data"_a, "scale"_a, "minimum"_a,
            "scale_unit"_a, "minimum_unit"_a, nb::call_guard<nb::gil_scoped_release>())

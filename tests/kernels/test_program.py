@@ -194,10 +194,21 @@ def test_linears_take_over_norms_gates_and_residual_adds_and_buffers_are_shared(
     assert [op.attrs["gate"] for op in linears] == ["", "", "silu_mul", ""] * 2 + [""]
     assert {"add", "rms_norm", "silu_mul", "linear"}.isdisjoint(op.kind for op in fused)
     assert sum(op.kind == "silu_mul" for op in fuse(program).ops) == 2
-    lowered = lower(program, sizes, lambda name, rows: 0, gates)
+    lowered = lower(program, sizes, lambda name, rows: 0, _kernels.Kernels().row_ops, gates)
     widths = [128 * (HIDDEN + 2 * INNER + INNER), 128 * VOCAB]
     assert lowered.arena_floats < 2 * sum(widths)  # far from one buffer per value
     assert [phase.rows for phase in lowered.phases[:4]] == ["T", None, "T", None]
+
+
+@pytest.mark.parametrize("kind", ["soft_cap", "scale", "no_such_op"])
+def test_an_op_without_a_kernel_is_named(kind: str) -> None:
+    """Of the table but of no file of kernels, a kernel's name but no op, and neither."""
+    b = ProgramBuilder(vocab_size=32, max_position=64)
+    x = b.rows(b.soft_cap(b.embed(b.token_ids, "table", 32), 5.0), b.logit_rows)
+    program = b.finish(logits=x)
+    program = replace(program, ops=tuple(replace(op, kind=kind) if op.kind == "soft_cap" else op for op in program.ops))
+    with pytest.raises(KernelError, match=f"no op '{kind}'"):
+        lower(program, limits(), lambda name, rows: 0, _kernels.Kernels().row_ops - {"soft_cap"})
 
 
 def test_what_others_read_too_is_not_melted() -> None:

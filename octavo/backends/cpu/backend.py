@@ -117,7 +117,7 @@ class CpuBackend:
         shapes = {name: [part.numbers for part in parts] for name, parts in directory.matrices.items()}
         key = (program, limits.max_tokens, limits.max_rows, gated, shapes)
         if self._lowered is None or self._lowered[0][0] is not program or self._lowered[0][1:] != key[1:]:
-            self._lowered = key, lower(program, limits, scratch_bytes, gated)
+            self._lowered = key, lower(program, limits, scratch_bytes, self._kernels.row_ops, gated)
         return self._lowered[1]
 
     def _attention_bytes(self, program: Program, limits: Limits) -> int:

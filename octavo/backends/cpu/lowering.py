@@ -7,7 +7,7 @@ packed weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,20 +62,24 @@ class LoweredProgram:
 
 
 def lower(
-    program: Program, limits: Limits, scratch_bytes: Callable[[str, int], int], gated: Collection[str] = ()
+    program: Program,
+    limits: Limits,
+    scratch_bytes: Callable[[str, int], int],
+    row_ops: Set[str],
+    gated: Collection[str] = (),
 ) -> LoweredProgram:
     """Lower ``program`` for steps within ``limits``.
 
-    ``scratch_bytes(weight name, rows)`` is what a linear needs for converted activations; ``gated``: see
-    ``passes.fuse``. Raises KernelError naming an op that has no kernel.
+    ``scratch_bytes(weight name, rows)`` is what a linear needs for converted activations; ``row_ops`` are the names of
+    the kernels in csrc/ops; ``gated``: see ``passes.fuse``. Raises KernelError naming an op that has no kernel.
     """
+    known = _HANDLERS.keys() | (OPS.keys() & row_ops)
     program = fuse(program, gated=gated)
     lowering = _Lowering(program, limits, scratch_bytes, gated)
     for index, op in enumerate(program.ops):
-        handler = _HANDLERS.get(op.kind)
-        if handler is None:
+        if op.kind not in known:
             raise KernelError(f"the CPU backend has no op {op.kind!r}")
-        handler(lowering, index, op)
+        _HANDLERS.get(op.kind, _row_op)(lowering, index, op)
     outputs = {name: lowering.views[value.id] for name, value in program.outputs.items()}
     for buffer in (*(view.buffer for view in outputs.values()), *lowering.kept):
         buffer.touch(len(lowering.phases))
@@ -234,7 +238,7 @@ def _rows(low: _Lowering, index: int, op: Op) -> None:
     low.add_row_stage("R", "rows", x=x, out=out, width=op.outputs[0].width)
 
 
-def _plain(low: _Lowering, index: int, op: Op) -> None:
+def _row_op(low: _Lowering, index: int, op: Op) -> None:
     """A row stage of the same name (csrc/ops) that takes the op's inputs, weights and attributes under their names.
 
     It may work in place: a row of the result goes over its first input, where that is as wide.
@@ -248,19 +252,13 @@ def _plain(low: _Lowering, index: int, op: Op) -> None:
     low.add_row_stage(out_value.shape[0], op.kind, **views, **weights, **op.attrs, out=out, width=out_value.width)
 
 
+# ops that are more than a row stage of their own name
 _HANDLERS: dict[str, Callable[[_Lowering, int, Op], None]] = {
     "embed": _embed,
     "linear": _linear,
     "fused_linear": _linear,
-    "rms_norm": _plain,
-    "layer_norm": _plain,
-    "add": _plain,
     "split": _split,
     "rope": _rope,
     "attention": _attention,
-    "silu_mul": _plain,
-    "gelu_mul": _plain,
-    "gelu": _plain,
-    "soft_cap": _plain,
     "rows": _rows,
 }

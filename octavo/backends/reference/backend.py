@@ -102,7 +102,7 @@ class ReferenceRunnable:
         self._check(inputs)
         values: dict[int, np.ndarray] = {v.id: getattr(inputs, name) for name, v in self.program.inputs.items()}
         for n, op in enumerate(self.program.ops):
-            results = _OTHERS.get(op.kind, _plain)(self, op, [values[v.id] for v in op.inputs], inputs)
+            results = _OTHERS.get(op.kind, _array_function)(self, op, [values[v.id] for v in op.inputs], inputs)
             values.update(zip((v.id for v in op.outputs), results if isinstance(results, list) else [results]))
             for value_id in self._dead_after[n]:
                 del values[value_id]
@@ -193,7 +193,7 @@ def _attention(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInpu
     return ops.paged_attention(x[0], keys, values, tables, seq_of_row, step.positions, scale, window)
 
 
-def _plain(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInputs) -> Any:
+def _array_function(r: ReferenceRunnable, op: Op, x: list[np.ndarray], step: StepInputs) -> Any:
     """An op that is a function of the same name in ``ops``: of its inputs, its weights and its attributes."""
     return getattr(ops, op.kind)(*x, **{name: r.weight(op, name) for name in op.weights}, **op.attrs)
 
