@@ -148,7 +148,8 @@ void ThreadPool::barrier() {
   const uint32_t before = shared.passed.load(std::memory_order_acquire);
   if (shared.arrived.fetch_add(1, std::memory_order_acq_rel) == threads_ - 1) {
     shared.arrived.store(0, std::memory_order_relaxed);
-    shared.passed.store(before + 1, std::memory_order_release);
+    // Sequentially consistent: a release could be seen only after notify_all() has looked for sleepers, and one be missed.
+    shared.passed.store(before + 1, std::memory_order_seq_cst);
     shared.passed.notify_all();
     return;
   }
