@@ -21,14 +21,19 @@ def break_front_end() -> None:
 
     IncrementalDetokenizer.__init__ = remember  # type: ignore[method-assign]
     raise_for(IncrementalDetokenizer, "update", Fault.DETOKENIZE, 0)
-    raise_for(Conversation, "_event", Fault.FORMAT, 0)
-    choice = CompletionAnswer._choice
+    event, choice = Conversation._event, CompletionAnswer._choice
+
+    def _event(self: Conversation, *args: Any, **kwargs: Any) -> Any:
+        if self.generation.params[0].seed == Fault.FORMAT:
+            raise ZeroDivisionError(SECRET)
+        return event(self, *args, **kwargs)
 
     def _choice(self: CompletionAnswer, *args: Any, **kwargs: Any) -> Any:
         if self.body.seed == Fault.FORMAT:
             raise ZeroDivisionError(SECRET)
         return choice(self, *args, **kwargs)
 
+    Conversation._event = _event  # type: ignore[method-assign]
     CompletionAnswer._choice = _choice  # type: ignore[method-assign]
 
 
