@@ -75,6 +75,7 @@ def engine(args: argparse.Namespace) -> None:
     from octavo.engine.core_builder import build_core
     from octavo.executor.uniproc import UniprocExecutor
     from octavo.messages import EngineCoreRequest, OutputOptions, SamplingParams
+    from octavo.platforms.registry import make_platform
     from octavo.worker import model_runner
 
     settings: dict[str, Any] = {
@@ -88,7 +89,7 @@ def engine(args: argparse.Namespace) -> None:
     executors: list[UniprocExecutor] = []
 
     def make(config: Any) -> UniprocExecutor:
-        executors.append(UniprocExecutor(config))
+        executors.append(UniprocExecutor(config, make_platform()))
         return executors[0]
 
     core = build_core(config, make)
