@@ -15,6 +15,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -70,6 +71,18 @@ def _ready_tokenizer(path: str) -> Tokenizer:
     with contextlib.suppress(ValidationError):  # there is no template, or it wants other messages
         tokenizer.apply_chat_template([{"role": "user", "content": ""}])
     return tokenizer
+
+
+Options = TypeVar("Options", SchedulingOptions, CacheOptions, ReportOptions)
+
+
+def _given_once(parameter: str, given: Options | None, by_name: Options) -> Options:
+    """Options as a struct, or by the names of their fields. Raises ValidationError if both say something."""
+    if given is None:
+        return by_name
+    if by_name != type(by_name)():
+        raise ValidationError(f"{parameter} and the keywords that it stands for are both given", parameter=parameter)
+    return given
 
 
 class AsyncLLM:
@@ -137,8 +150,9 @@ class AsyncLLM:
         """
         if num_cores > 1 and config.cache.kv_cache_memory is None:
             raise ConfigError(f"{num_cores} engine cores share the memory: kv_cache_memory must say what each takes")
-        clients = [AsyncCoreClient(config) for _ in range(num_cores)]
+        clients: list[AsyncCoreClient] = []
         try:
+            clients.extend(AsyncCoreClient(config) for _ in range(num_cores))
             reading = asyncio.to_thread(_ready_tokenizer, config.model.model)
             ready = [client.ready(None if number else on_phase) for number, client in enumerate(clients)]
             tokenizer, infos = await asyncio.gather(reading, asyncio.gather(*ready))
@@ -216,8 +230,8 @@ class AsyncLLM:
         ValidationError if that is for something it asks in vain, EngineDeadError if the core dies in the middle of the
         answer, and EngineRestartingError if it has not come back in time. Closing or cancelling the iterator aborts the
         request.
-        ``scheduling``, ``cache`` and ``report`` stand for the keywords from ``priority`` to ``wants_cache_report``,
-        which are not read where they are given. ``timeout`` seconds after ``arrival_time`` (``time.monotonic()``,
+        ``scheduling``, ``cache`` and ``report`` stand for the keywords from ``priority`` to ``wants_cache_report``:
+        ValidationError if both say something. ``timeout`` seconds after ``arrival_time`` (``time.monotonic()``,
         default: now) the iterator raises DeadlineError, or QueueTimeError if the request has not begun.
         ``place`` comes from :meth:`reserve`, called with the same ``scheduling``. ``request_id`` is only echoed and may
         repeat. Text is tokenised here, with special tokens; pass token ids to choose otherwise. A consumer slower than
@@ -225,9 +239,10 @@ class AsyncLLM:
         quota goes.
         """
         self._check_alive()
-        scheduling = scheduling or SchedulingOptions(priority=priority, tenant=Tenant(tenant), timeout=timeout)
-        cache = cache or CacheOptions(salt=cache_salt, pins=tuple(cache_pins))
-        report = report or ReportOptions(cache_miss=wants_cache_report)
+        by_name = SchedulingOptions(priority=priority, tenant=Tenant(tenant), timeout=timeout)
+        scheduling = _given_once("scheduling", scheduling, by_name)
+        cache = _given_once("cache", cache, CacheOptions(salt=cache_salt, pins=tuple(cache_pins)))
+        report = _given_once("report", report, ReportOptions(cache_miss=wants_cache_report))
         parsed = parse_prompt(prompt)
         if cache.salt is None and parsed.cache_salt is not None:
             cache = msgspec.structs.replace(cache, salt=parsed.cache_salt)
@@ -243,13 +258,13 @@ class AsyncLLM:
         external_id = request_id if request_id is not None else f"request-{next(self._numbers)}"
         if place is None:
             (place,) = self.reserve([request.prompt_token_ids], [request.sampling_params], scheduling)
-        scheduling = msgspec.structs.replace(
-            scheduling,
-            tenant=self._tenants.tenant(scheduling.tenant.name),
-            timeout=self._deadlines.timeout(scheduling.timeout),
-        )
-        request = msgspec.structs.replace(request, scheduling=scheduling)
+        request = msgspec.structs.replace(request, scheduling=self._limited(scheduling))
         return self._stream(external_id, parsed.text, request, place)
+
+    def _limited(self, scheduling: SchedulingOptions) -> SchedulingOptions:
+        """``scheduling`` with the limits of its tenant, and a timeout within the server's."""
+        tenant, timeout = self._tenants.tenant(scheduling.tenant.name), self._deadlines.timeout(scheduling.timeout)
+        return msgspec.structs.replace(scheduling, tenant=tenant, timeout=timeout)
 
     async def _stream(
         self, request_id: str, prompt: str | None, request: EngineCoreRequest, place: Place

@@ -33,6 +33,7 @@ from octavo.messages import (
     ReportOptions,
     RequestOutputKind,
     SamplingParams,
+    SchedulingOptions,
     SetPin,
 )
 
@@ -107,6 +108,21 @@ async def test_plain_keywords_say_what_the_options_say(tiny_async: AsyncLLM) -> 
     assert output.cache_miss == CacheMiss("complete", 32, 32)
     with pytest.raises(DeadlineError):
         await last(tiny_async.generate(prompt[:4], params(LONG), timeout=0.05))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"scheduling": SchedulingOptions(), "priority": 1},
+        {"cache": CacheOptions(), "cache_salt": "a"},
+        {"report": ReportOptions(), "wants_cache_report": True},
+    ],
+    ids=lambda given: next(iter(given)),
+)
+async def test_what_is_given_twice_is_refused(tiny_async: AsyncLLM, given: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as refused:
+        tiny_async.generate([5], params(), **given)
+    assert refused.value.parameter == next(iter(given))
 
 
 async def test_refusals_come_at_the_call(tiny_async: AsyncLLM) -> None:
